@@ -16,6 +16,8 @@ class Origin(TypedDict):
     module: str | None
 
 
+RANGE = "shardfn: "  # how the names of ranges of a profile begin
+WAIT_RANGE = f"{RANGE}wait for "
 NOWHERE: Origin = {"source": None, "module": None}
 
 
@@ -90,3 +92,47 @@ def shape_of_path(path: str | None) -> tuple[str, ...] | None:
     if path is None:
         return None
     return tuple("*" if name.isdigit() else name for name in path.split("."))
+
+
+def call_range(name: str) -> str:
+    """Name the range of a profile around a call of a function.
+
+    Args:
+        name: of the function.
+
+    Example:
+        >>> call_range("shard(step)")
+        'shardfn: call of shard(step)'
+    """
+    return f"{RANGE}call of {name}"
+
+
+def line_range(source: str | None, module: str | None) -> str:
+    """Name the range of a profile around the ops of a line.
+
+    Args:
+        source: `file:line`, or None.
+        module: the path of the submodule, or None.
+
+    Example:
+        >>> line_range("a/model.py:41", "layers.0.up"), line_range(None, None)
+        ('shardfn: layers.0.up (model.py:41)', 'shardfn: no line')
+    """
+    return f"{RANGE}{located_in_program(source, module) or 'no line'}"
+
+
+def collective_range(kind: str, axis: str, source: str | None, module: str | None) -> str:
+    """Name the range of a profile around the start of a collective.
+
+    Args:
+        kind: of the collective.
+        axis: of the mesh.
+        source: `file:line`, or None.
+        module: the path of the submodule, or None.
+
+    Example:
+        >>> collective_range("all_reduce", "dp", "a/model.py:41", None)
+        'shardfn: all_reduce over dp, model.py:41'
+    """
+    where = located_in_program(source, module)
+    return f"{RANGE}{kind} over {axis}" + (f", {where}" if where else "")

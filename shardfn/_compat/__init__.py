@@ -169,6 +169,7 @@ from .modules import (
 )
 from .native import calls, library
 from .patches import PATCHES, degraded, patched, rows_of_all
+from .profiler import RangedOps, enter_range, exit_range, unless_profiled
 from .seeds import last_seeding, loaders_in_context, seed_of
 from .settings import SETTINGS, anomaly_off, autocast_off, inference_off, settings, without_autocast
 from .threads import is_capturing, staging
@@ -218,10 +219,13 @@ from .tracing import (
 )
 
 __all__ = [
+    "RangedOps",
     "RankGroup",
     "RankWorld",
     "Store",
+    "enter_range",
     "enter_world",
+    "exit_range",
     "groups_are_of_threads",
     "rank_groups",
     "start_world",
@@ -452,6 +456,7 @@ __all__ = [
     "values_per_rank",
     "version_of",
     "wait_later",
+    "unless_profiled",
     "with_own_masks",
     "without_autocast",
     "without_memory",

@@ -31,8 +31,9 @@ def generated_code(runner: Any) -> str:
     """Return the source code of a function that Inductor compiled, or "" if Inductor did not keep
     it.
     """
-    inner = getattr(runner, "__wrapped__", runner)
-    return getattr(inner, "source_code", None) or ""
+    while not getattr(runner, "source_code", None) and hasattr(runner, "__wrapped__"):
+        runner = runner.__wrapped__
+    return getattr(runner, "source_code", None) or ""
 
 
 def _lower_pack(xs: Any) -> Any:

@@ -34,6 +34,7 @@ from ..agreement import agree, agree_on_collectives, has_others
 from ..arguments import Placed, donated_places
 from ..recorded import Recorded, refuse_host_work
 from ..warmup import Warming, switch_of
+from .ranges import ranged, with_named_collectives, with_ranges
 from .watched import watched
 
 ATTEMPTS = 3  # to compile while other threads change torch's settings
@@ -146,7 +147,8 @@ def compiled_program(
     graph = _compat.graph_module(torch.nn.Module(), own)
     donated = donated_places(placed)
     if backend == "aten":
-        return BACKENDS[backend](graph, donated)
+        profiled = lambda: _op_by_op_with_ranges(program.graph, donated)
+        return ranged(name, BACKENDS[backend](graph, donated), profiled)
     pairs = donations(program, donated)
     ops = sum(node.op == "call_function" for node in own.nodes)
     with (
@@ -166,7 +168,15 @@ def compiled_program(
             raise failure(name, program.graph, error) from error
     if code := _compat.generated_code(compiled):
         refuse_other_order(name, program.graph, code)
-    return Recorded(name, compiled) if is_recorded else compiled
+    if is_recorded:
+        return Recorded(name, compiled)
+    return ranged(name, compiled, lambda: with_named_collectives(compiled, program.graph))
+
+
+def _op_by_op_with_ranges(graph: torch.fx.Graph, donated: Sequence[int]) -> Runner:
+    """Build a runner of a graph op by op, with a range of torch.profiler for each line."""
+    module = _compat.graph_module(torch.nn.Module(), with_ranges(graph))
+    return BACKENDS["aten"](module, donated)
 
 
 def _compiled(
