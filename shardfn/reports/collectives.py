@@ -5,18 +5,37 @@ them.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from ..buckets import BucketPlan
 from ..inspect.step_time import StepTime
 from ..inspect.timeline.events import BUBBLE, EXPOSED, Event
-from ..source_text import joined_paths, shape_of_path
+from ..patterns import general
+from ..source_text import joined_paths, located_in_program, shape_of_path
 from ..types import Collective
 from .strings import Strings
 
+SHOWN = 3  # paths in a text
 Key = tuple[Any, ...]  # what the collectives of a row, or events, have in common
+
+
+@attrs.frozen
+class Reason:
+    """Why collectives are sent, and what spares them.
+
+    Args:
+        why: they are sent.
+        instead: the placements with which they are not sent, or a constraint to try; empty if none
+            is known.
+        saves: what the placements save, as a plan with them says; empty for a constraint.
+    """
+
+    why: str
+    instead: str = ""
+    saves: str = ""
 
 
 @attrs.frozen
@@ -29,12 +48,14 @@ class SentByLine:
         axis: the mesh axis.
         source: the line that needs them.
         module: the path of the submodule; of several layers with the range of their numbers.
+        first_module: the path of the first of them.
         implicit: whether no placement asked for them.
         count: how many a step has.
         nbytes: the payload of all of them, of a rank.
         seconds: of all of them.
         exposed: the part of the seconds in which the rank waits for them.
         buckets: the numbers of their buckets.
+        leaves: the arguments whose gradients the buckets carry.
     """
 
     kind: str
@@ -42,22 +63,43 @@ class SentByLine:
     axis: str
     source: str | None
     module: str | None
+    first_module: str | None
     implicit: bool
     count: int
     nbytes: int
     seconds: float
     exposed: float
     buckets: tuple[int, ...] = ()
+    leaves: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where they come from: module and line, or the gradients that they carry."""
+        return located_in_program(self.source, self.module) or self.carries
+
+    @property
+    def carries(self) -> str:
+        """The arguments whose gradients they carry, as text."""
+        paths = [*dict.fromkeys(map(general, self.leaves))]
+        others = len(paths) - SHOWN
+        more = [f"{others} others"] if others > 0 else []
+        return ", ".join([*paths[:SHOWN], *more])
+
+    def __str__(self) -> str:
+        times = f"{self.count} x " if self.count > 1 else ""
+        op = f" {self.op}" if self.op else ""
+        return f"{times}{self.kind}{op} over {self.axis}"
 
 
 def sent_by_line(
-    collectives: Sequence[Collective], times: Sequence[StepTime]
+    collectives: Sequence[Collective], times: Sequence[StepTime], plan: BucketPlan
 ) -> tuple[SentByLine, ...]:
     """Sum the collectives of each line, those that are waited for longest first.
 
     Args:
         collectives: of a step, those of loops as often as they run.
         times: of its programs.
+        plan: the buckets of the step.
     """
     groups = collections.defaultdict[Key, list[Collective]](list)
     for x in collectives:
@@ -69,7 +111,7 @@ def sent_by_line(
     rows = []
     for (key, *_), same in groups.items():
         share = _nbytes(same) / (bytes_of_key[key] or 1)
-        rows.append(_row(same, share * sent[key], share * waited[key]))
+        rows.append(_row(same, share * sent[key], share * waited[key], plan))
     return tuple(sorted(rows, key=lambda row: (-row.exposed, -row.seconds, -row.nbytes)))
 
 
@@ -95,7 +137,9 @@ def _seconds(times: Sequence[StepTime]) -> tuple[dict[Key, float], dict[Key, flo
     return sent, waited
 
 
-def _row(same: Sequence[Collective], seconds: float, exposed: float) -> SentByLine:
+def _row(
+    same: Sequence[Collective], seconds: float, exposed: float, plan: BucketPlan
+) -> SentByLine:
     first = same[0]
     modules = [x.module for x in same if x.module]
     buckets = sorted({x.bucket for x in same if x.bucket is not None})
@@ -105,24 +149,31 @@ def _row(same: Sequence[Collective], seconds: float, exposed: float) -> SentByLi
         first.axis,
         first.source,
         joined_paths(modules) if modules else None,
+        first.module,
         first.implicit,
         len(same),
         _nbytes(same),
         seconds,
         exposed,
         tuple(buckets),
+        tuple(leaf for x in plan.buckets if x.index in buckets for leaf in x.leaves),
     )
 
 
-def collective_rows(sent: Sequence[SentByLine], strings: Strings) -> list[dict[str, Any]]:
+def collective_rows(
+    sent: Sequence[SentByLine], reasons: Mapping[SentByLine, Reason], strings: Strings
+) -> list[dict[str, Any]]:
     """Return the rows of the page.
 
     Args:
         sent: the collectives of each line.
+        reasons: why they are sent, and what spares them.
         strings: of the page.
     """
-    return [
-        {
+    rows = []
+    for x in sent:
+        reason = reasons.get(x, Reason(""))
+        row = {
             "kind": strings.number(x.kind),
             "op": strings.number(x.op),
             "axis": strings.number(x.axis),
@@ -134,6 +185,10 @@ def collective_rows(sent: Sequence[SentByLine], strings: Strings) -> list[dict[s
             "seconds": x.seconds,
             "exposed": x.exposed,
             "buckets": list(x.buckets),
+            "carries": strings.number(x.carries),
+            "why": strings.number(reason.why),
+            "instead": strings.number(reason.instead),
+            "saves": strings.number(reason.saves),
         }
-        for x in sent
-    ]
+        rows.append(row)
+    return rows

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 from torch.fx import Graph
 
+from ..durations import human_seconds
 from ..hardware import Hardware
 from ..inspect.memory import Memory
 from ..inspect.step_time import StepTime
 from ..ops.loops import Loop, loop_of
 from ..partition.planner import op_cost
 from ..runtime.stages import Lowered
+from ..source_text import located_in_program
 from ..types import Collective, LocalProgram
-from .collectives import SentByLine, collective_rows, sent_by_line
+from .advice import first_change
+from .collectives import Reason, SentByLine, collective_rows, sent_by_line
 from .memory import memory_rows
 from .placements import placement_rows
 from .program import program_rows
@@ -62,16 +66,16 @@ def step_of(lowered: Lowered, hardware: Hardware) -> Step:
         times,
         max((x.memory for x in halves), key=lambda memory: memory.peak),
         collectives,
-        sent_by_line(collectives, times),
+        sent_by_line(collectives, times, lowered.plan),
     )
 
 
-def summary_of(step: Step, first: str = "") -> Summary:
-    """Return the figures of a step's sentence.
+def summary_of(step: Step, reasons: Mapping[SentByLine, Reason]) -> Summary:
+    """Return the figures of a step's sentence, with what to change first.
 
     Args:
         step: the step.
-        first: what to change first.
+        reasons: why its collectives are sent, and what spares them.
     """
     program, times = step.programs[0], step.times
     arithmetic = sum(map(_arithmetic, times, step.programs))
@@ -80,7 +84,7 @@ def summary_of(step: Step, first: str = "") -> Summary:
         name = communication_over(x.axis)
         parts[name] = parts.get(name, 0.0) + x.exposed
     parts[BUBBLE] = sum(time.bubble for time in times)
-    return Summary(
+    summary = Summary(
         name=program.name,
         mesh=str(program.axes),
         hardware=times[0].hardware,
@@ -90,8 +94,19 @@ def summary_of(step: Step, first: str = "") -> Summary:
         capacity=times[0].capacity,
         nbytes=sum(x.nbytes for x in step.collectives),
         collectives=len(step.collectives),
-        first=first,
     )
+    placements = step.lowered[0].placements.table
+    first = first_change(summary, reasons, step.memory, placements, _slowest(step))
+    return attrs.evolve(summary, first=first)
+
+
+def _slowest(step: Step) -> str:
+    """Return the op that takes longest, with its line."""
+    ops = [op for time in step.times for op in time.ops if op.axis is None]
+    op = max(ops, key=lambda op: op.seconds, default=None)
+    if op is None:
+        return "nothing"
+    return f"{op.name} at {located_in_program(op.source, op.module)}, {human_seconds(op.seconds)}"
 
 
 def _arithmetic(time: StepTime, program: LocalProgram) -> float:
@@ -111,12 +126,15 @@ def _names_with_flops(graph: Graph) -> list[str]:
     return names
 
 
-def contents_of(step: Step, summary: Summary) -> dict[str, Any]:
+def contents_of(
+    step: Step, summary: Summary, reasons: Mapping[SentByLine, Reason]
+) -> dict[str, Any]:
     """Return all sections of the page.
 
     Args:
         step: the step.
         summary: its sentence and figures.
+        reasons: why its collectives are sent, and what spares them.
     """
     lowered, strings = step.lowered[0], Strings()
     axes = lowered.program.axes
@@ -130,7 +148,7 @@ def contents_of(step: Step, summary: Summary) -> dict[str, Any]:
         "endless": sum(time.endless for time in step.times),
         "timeline": timeline_rows(step.times, strings),
         "memory": memory_rows(step.memory, strings),
-        "collectives": collective_rows(step.sent, strings),
+        "collectives": collective_rows(step.sent, reasons, strings),
         "placements": placement_rows(lowered.placements.table, strings),
         "program": program_rows(step.programs),
     }

@@ -218,20 +218,32 @@ function drawCollectives() {
     swatched(colour(axes.indexOf(text(row.axis)) + 1), code(`${text(row.kind)}${row.op ? " " + text(row.op) : ""} over ${text(row.axis)}`)),
     bytes(row.nbytes), row.count.toLocaleString("en"), seconds(row.seconds), seconds(row.exposed),
     row.implicit ? element("span", { class: "tag warn" }, "implicit") : element("span", { class: "tag plain" }, "a placement"),
-    place(row.source, row.module), buckets(row.buckets)]);
+    sentFrom(row), remedy(row)]);
   if (!rows.length) {
     byId("sent").append(element("p", {}, "Ranks send each other nothing."));
     return;
   }
   byId("sent").append(...table("Collectives of a step by line; bytes are the payload of a rank",
-    [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"], ["Asked by", ""], ["Module and line", "where"], ["Bucket", ""]],
+    [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"], ["Asked by", ""], ["Module and line", "where"], ["Why, and what spares it", "wide"]],
     rows, { filter: "Find a collective" }));
 }
 
-function buckets(numbers) {
-  if (!numbers.length) return "";
-  const last = numbers[numbers.length - 1];
-  return `bucket ${numbers[0]}${numbers.length > 1 ? " to " + last : ""}`;
+function sentFrom(row) {
+  const cell = row.source || row.module ? place(row.source, row.module) : element("span");
+  if (!row.buckets.length) return row.source || row.module ? cell : element("span", {}, "no line");
+  const last = row.buckets[row.buckets.length - 1];
+  const numbers = row.buckets.length > 1 ? `buckets ${row.buckets[0]} to ${last}` : `bucket ${last}`;
+  if (cell.childNodes.length) cell.append(element("br"));
+  cell.append(element("small", {}, `${numbers}: ${text(row.carries)}`));
+  return cell;
+}
+
+function remedy(row) {
+  const cell = element("span", {}, text(row.why));
+  if (!row.instead) return cell;
+  cell.append(element("span", { class: row.saves ? "instead" : "instead try" }, row.saves ? "Instead: " : "To try: ",
+    code(text(row.instead)), row.saves ? `: ${text(row.saves)}` : ""));
+  return cell;
 }
 
 // Placements

@@ -22,8 +22,11 @@ from ..tracebacks import filter_errors
 from ..transforms import shard
 from ..transforms._transformed import Bound, Transformed, name_of
 from ..world import current_world, fake_world
+from .collectives import SentByLine
 from .contents import contents_of, step_of, summary_of
 from .page import page_of
+from .reasons import reasons
+from .suggestions import Suggestion, suggestions
 from .summary import Summary
 
 MeshLike = DeviceMesh | Mapping[str, int]
@@ -36,11 +39,15 @@ class Report:
     Args:
         path: of the page.
         summary: the figures of the sentence.
+        collectives: what a rank sends, by line, what it waits for longest first.
+        suggestions: for some of them, placements with which they are not sent.
         contents: all that the page shows.
     """
 
     path: str
     summary: Summary
+    collectives: tuple[SentByLine, ...] = attrs.field(repr=False)
+    suggestions: Mapping[SentByLine, Suggestion] = attrs.field(repr=False)
     contents: Mapping[str, Any] = attrs.field(repr=False)
 
     def __str__(self) -> str:
@@ -73,7 +80,8 @@ def report(
         kwargs: keyword arguments of the call.
 
     Returns:
-        A `Report`: its `path`, its `summary`, and the `contents` of the page.
+        A `Report`: its `path`, its `summary`, its `collectives` by line, `suggestions` of
+        placements that spare some of them, and the `contents` of the page.
 
     Raises:
         ShardError: fn is not transformed and there is no mesh; the hardware is unknown; or the
@@ -139,10 +147,12 @@ def report_of(
     accept("Lowered.report", path=path)
     model = hardware_of(hardware, "Lowered.report, hardware")
     step = step_of(lowered, model)
-    summary = summary_of(step)
-    contents = contents_of(step, summary)
+    found = suggestions(lowered, step.sent, model)
+    why = reasons(lowered, step.sent, found)
+    summary = summary_of(step, why)
+    contents = contents_of(step, summary, why)
     _write(Path(path), page_of(contents))
-    return Report(str(path), summary, contents)
+    return Report(str(path), summary, step.sent, found, contents)
 
 
 def _write(path: Path, page: str) -> None:

@@ -1,0 +1,127 @@
+"""What to change first in a step."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+
+from ..byte_sizes import human_bytes
+from ..durations import human_seconds
+from ..inspect.memory import ACTIVATION, ARGUMENT, Allocation, Memory
+from ..patterns import general
+from ..placement import names_of
+from ..placement_table import Placements
+from ..source_text import located_in_program
+from .collectives import Reason, SentByLine
+from .summary import ARITHMETIC, BUBBLE, TRAFFIC, Summary
+
+WORTH = 0.01  # of the step: a smaller change is not named
+
+
+def first_change(
+    summary: Summary,
+    reasons: Mapping[SentByLine, Reason],
+    memory: Memory,
+    placements: Placements,
+    slowest: str,
+) -> str:
+    """Return what to change first, as a sentence.
+
+    Args:
+        summary: the figures of the step.
+        reasons: why its collectives are sent, and what spares them.
+        memory: of a rank.
+        placements: of the arguments.
+        slowest: the op that takes longest, with its line.
+    """
+    if summary.fits is False:
+        return f"Change first: {_smaller(summary, reasons, memory, placements)}."
+    spared = [x for x, reason in reasons.items() if reason.saves]
+    if spared:
+        best = max(spared, key=lambda x: (x.exposed, x.seconds))
+        if best.seconds >= WORTH * summary.total:
+            return f"Change first: {_sparing(best, reasons[best])}."
+    return _by_bound(summary, reasons, slowest)
+
+
+def _sparing(x: SentByLine, reason: Reason) -> str:
+    """Return a change that spares collectives, with what they are."""
+    place = f" at {x.place}" if x.place else ""
+    waits = f", of which a rank waits {human_seconds(x.exposed)}" if x.exposed else ""
+    gain = f"{human_bytes(x.nbytes)} of {x}{place}, {human_seconds(x.seconds)}{waits}"
+    return f"{reason.instead}. It spares {gain}"
+
+
+def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: str) -> str:
+    """Return a change for what takes the largest part of a step."""
+    bound = summary.bound
+    if bound == BUBBLE:
+        return "Change first: more microbatches, or a schedule with several stages a coordinate."
+    if bound in (ARITHMETIC, TRAFFIC):
+        return f"No placement of one argument spares a collective that counts. Longest: {slowest}."
+    axis = bound.rpartition(" ")[2]
+    rows = [x for x in reasons if x.axis == axis]
+    longest = max(rows, key=lambda x: x.exposed, default=None)
+    if longest is None:
+        return ""
+    place = f" at {longest.place}" if longest.place else ""
+    return (
+        f"Look first at {longest}{place}: a rank waits {human_seconds(longest.exposed)} for it. "
+        f"Fewer ranks on {axis}, or a larger batch, hide more of it."
+    )
+
+
+def _smaller(
+    summary: Summary, reasons: Mapping[SentByLine, Reason], memory: Memory, placements: Placements
+) -> str:
+    """Return a change for a step that does not fit."""
+    by_kind = collections.Counter[str]()
+    for x in memory.alive:
+        by_kind[x.kind] += x.nbytes
+    kind, nbytes = by_kind.most_common(1)[0]
+    if kind == ARGUMENT:
+        return _fewer_arguments(placements) or "more ranks: the arguments alone do not fit"
+    if kind == ACTIVATION:
+        largest = _largest_module(memory)
+        return (
+            f"sf.checkpoint around {largest}, or sf.accumulate over smaller batches: activations "
+            f"take {human_bytes(nbytes)} at the peak"
+        )
+    x = memory.alive[0]
+    place = located_in_program(x.source, x.module)
+    return f"{x.name} at {place}, which takes {human_bytes(x.nbytes)} at the peak"
+
+
+def _fewer_arguments(placements: Placements) -> str:
+    """Return an argument to shard over an axis of which each rank holds all of it; the one that
+    spares most.
+    """
+    axes = placements.axes
+    if axes is None:
+        return ""
+    options = []
+    for row in placements.rows:
+        used = {name for names in names_of(row.spec) for name in names} if row.spec else set()
+        for axis, n in zip(axes.names, axes.sizes, strict=True):
+            if axis not in used and axis not in row.stages and n > 1 and row.sizes:
+                options.append((row.nbytes * (n - 1) // n, row, axis))
+    if not options:
+        return ""
+    saved, row, axis = max(options, key=lambda option: option[0])
+    return (
+        f"shard {row.path} over {axis} too: it is {row.placement}, and sharding it spares "
+        f"{human_bytes(saved)} a rank"
+    )
+
+
+def _largest_module(memory: Memory) -> str:
+    """Return the module or line whose activations take most at the peak."""
+    sizes = collections.Counter[str]()
+    for x in memory.alive:
+        if x.kind == ACTIVATION:
+            sizes[_place(x)] += x.nbytes
+    return sizes.most_common(1)[0][0] or "a layer"
+
+
+def _place(x: Allocation) -> str:
+    return general(x.module) if x.module else located_in_program(x.source, None)

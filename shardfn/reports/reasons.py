@@ -1,0 +1,102 @@
+"""Why each collective is sent, and what spares it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch.fx import Node
+
+from ..byte_sizes import human_bytes
+from ..inspect.transfers import Transfer, communicating_moves
+from ..ops.nodes import origin_of
+from ..ops.placement import ALIGN
+from ..partition import layout, plan
+from ..partition.planner.start_costs import parameter_slots
+from ..placement import spec_of
+from ..runtime.stages import Lowered
+from ..source_text import located_in_program
+from ..types import MeshPlacements
+from .collectives import Reason, SentByLine
+from .suggestions import Key, Suggestion, key_of_move, key_of_row
+
+LARGE = 20_000  # ops of a program whose strategies are not weighed again
+
+
+def reasons(
+    lowered: Lowered, sent: Sequence[SentByLine], found: Mapping[SentByLine, Suggestion]
+) -> dict[SentByLine, Reason]:
+    """Return why the collectives of each line are sent, and what spares them.
+
+    Args:
+        lowered: the step.
+        sent: its collectives, by line.
+        found: the placements that spare some of them.
+    """
+    by_key = _by_key(lowered)
+    rows = {}
+    for row in sent:
+        reason = by_key.get(key_of_row(row), Reason(""))
+        if row.buckets and row.source is None:
+            reason = Reason("gradients or parameters of several lines, in one collective")
+        suggestion = found.get(row)
+        rows[row] = reason if suggestion is None else _spared(reason, suggestion)
+    return rows
+
+
+def _spared(reason: Reason, x: Suggestion) -> Reason:
+    """Add the placements that spare a collective."""
+    before, after = x.sent
+    held, holds = x.held
+    saves = []
+    if after < before:
+        saves.append(f"a rank sends {human_bytes(before - after)} less")
+    if holds < held:
+        saves.append(f"its arguments take {human_bytes(held - holds)} less")
+    return Reason(reason.why, str(x), " and ".join(saves))
+
+
+def _by_key(lowered: Lowered) -> dict[Key, Reason]:
+    """Return why the moves of each line are made."""
+    graph = lowered.traced.program.graph.graph
+    chosen = lowered.partition
+    moves = [*communicating_moves(chosen)]
+    is_large = len(graph.nodes) > LARGE
+    weighed: Sequence[Transfer | None] = [None] * len(moves) if is_large else lowered.transfers
+    parameters = parameter_slots(chosen, graph)
+    made = {slot.number: step.node for step in chosen.steps for slot in step.made}
+    found: dict[Key, Reason] = {}
+    for (step, move), transfer in zip(moves, weighed, strict=True):
+        axis = chosen.axes.names[move.axis]
+        if step.node.target is ALIGN:
+            reason = Reason(f"the gradient of a parameter, reduced over {axis}")
+        elif not step.implicit:
+            asked = "the placement of a result" if step.node.op == "output" else "sf.constrain"
+            reason = Reason(f"{asked} asks for it")
+        elif step.source.number in parameters:
+            reason = Reason(f"a parameter that is sharded over {axis}, where it is used")
+        else:
+            reason = _implicit(chosen, step, move.axis, transfer, made)
+        found.setdefault(key_of_move(chosen, step, move), reason)
+    return found
+
+
+def _implicit(
+    chosen: plan.Plan, step: plan.Sending, axis: int, x: Transfer | None, made: Mapping[int, Node]
+) -> Reason:
+    """Return why a collective that nothing asked for is sent, and a constraint that spares it."""
+    if x is None:
+        return Reason("no placement asked for it")
+    why = f"{x.op.removeprefix('aten.')} needs {x.argument} as {x.wanted}, and it is {x.value}"
+    if x.whole:
+        why += f"; the op is computed replicated: {x.whole}"
+    maker = made.get(step.source.number)
+    line = None if maker is None else located_in_program(**origin_of(maker))
+    if not line:
+        return Reason(why)
+    marks, shape = step.source.placements, tuple(step.source.value.shape)
+    for native in x.native:
+        other: MeshPlacements = (*marks[:axis], native, *marks[axis + 1 :])
+        if native != "R" and layout.canonical(shape, other, chosen.axes.sizes) == other:
+            spec = spec_of(other, len(shape), chosen.axes)
+            return Reason(why, f"sf.constrain(x, {spec}), where x is the value made at {line}")
+    return Reason(why)

@@ -1,0 +1,407 @@
+"""Placements of arguments and results with which a collective is not sent.
+
+Each is found by planning the program with it: the collective is gone, and the step sends and takes
+no more than before.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+from torch.fx import Node
+
+from ..collectives import ALL_REDUCE
+from ..hardware import Hardware
+from ..inspect.everywhere import inputs_of_bodies
+from ..inspect.transfers import communicating_moves
+from ..ops.nodes import args_of
+from ..ops.placement import ALIGN
+from ..partition import layout, plan
+from ..partition.auto import fused_op_cost
+from ..partition.auto.parameter_groups import ParameterGroups
+from ..partition.planner import op_cost
+from ..partition.planner.plan_price import PlanPrice, plan_price
+from ..partition.planner.start_costs import parameter_slots, with_hardware_links
+from ..partition.propagate import GREEDY, propagate
+from ..partition.redistribute import Move
+from ..patterns import general
+from ..placement import P, spec_of
+from ..placement_table import argument_placements
+from ..runtime.stages import Lowered
+from ..source_text import shape_of_path
+from ..types import MeshPlacements
+from .collectives import SentByLine
+
+ARGUMENTS = 4  # arguments near an op that are tried
+SHOWN = 4  # changes in a text
+ROWS = 12  # collectives for which placements are looked for
+NODES = 20_000  # of all plans that are made; a large program is planned less often
+LARGE = 150  # nodes of a program whose plans are greedy: a plan of all ops takes long
+ABOUT = 1.02  # of a price or a size, that counts as no more
+LESS = 0.999  # of the bytes that are sent, that counts as fewer
+SMALLER = 0.8  # of the arguments of a rank, that counts as a smaller share
+LEFT = 0.1  # of the bytes of a line's collectives, that may still be sent
+Key = tuple[Any, ...]  # kind, axis, line and module of moves
+Changes = dict[int, MeshPlacements]
+
+
+@attrs.frozen
+class Change:
+    """Another placement of an argument or a result.
+
+    Args:
+        path: of it.
+        before: its placement now.
+        after: the other one.
+    """
+
+    path: str
+    before: P
+    after: P
+
+    def __str__(self) -> str:
+        return f"{self.path} at {self.after} in place of {self.before}"
+
+
+@attrs.frozen(eq=False)
+class Suggestion:
+    """Placements with which a collective is not sent.
+
+    Args:
+        arguments: the arguments that are placed otherwise.
+        results: the results that are placed otherwise.
+        in_placements: of all arguments, as `shard` takes them.
+        sent: the bytes that a rank sends in a step, before and after.
+        held: the bytes of a rank's arguments, before and after.
+        price: of the step, before and after, in bytes that a rank could send meanwhile.
+    """
+
+    arguments: tuple[Change, ...]
+    results: tuple[Change, ...]
+    in_placements: tuple[Any, ...] = attrs.field(repr=False)
+    sent: tuple[float, float]
+    held: tuple[int, int]
+    price: tuple[float, float]
+
+    def __str__(self) -> str:
+        rows = collections.defaultdict[str, list[Change]](list)
+        for x in (*self.arguments, *self.results):
+            rows[str(attrs.evolve(x, path=general(x.path)))].append(x)
+        texts = [text if len(same) > 1 else str(same[0]) for text, same in rows.items()]
+        others = len(texts) - SHOWN
+        return " and ".join([*texts[:SHOWN], *([f"{others} others"] if others > 0 else [])])
+
+
+@attrs.frozen(eq=False)
+class Planned:
+    """The program with some placements of its inputs and results.
+
+    Args:
+        plan: its plan.
+        price: of the plan.
+        sent: the bytes that a rank sends for the collectives of each line.
+        held: the bytes of a rank's arguments.
+    """
+
+    plan: plan.Plan
+    price: PlanPrice
+    sent: dict[Key, int]
+    held: int
+
+
+def key_of_row(row: SentByLine) -> Key:
+    """Return what the collectives of one line, in equal modules, have in common."""
+    return row.kind, row.axis, row.source, shape_of_path(row.first_module)
+
+
+def key_of_move(chosen: plan.Plan, step: plan.Sending, move: Move) -> Key:
+    """Return the same of a move of a plan."""
+    meta = step.node.meta
+    axis = chosen.axes.names[move.axis]
+    return move.kind, axis, meta.get("source"), shape_of_path(meta.get("module"))
+
+
+def suggestions(
+    lowered: Lowered, sent: Sequence[SentByLine], hardware: Hardware
+) -> dict[SentByLine, Suggestion]:
+    """Look for placements that spare collectives.
+
+    Args:
+        lowered: the step.
+        sent: the collectives by line, the most expensive first.
+        hardware: whose links send.
+
+    Returns:
+        The suggestions that there are.
+    """
+    search = _Search.of(lowered, hardware)
+    if search is None:
+        return {}
+    found = {}
+    tries = max(2, NODES // (len(lowered.traced.program.graph.graph.nodes) + 1))
+    for row in sorted(sent, key=search.is_of_parameter)[:ROWS]:
+        attempts = [*search.attempts(row)][:tries]
+        tries -= len(attempts)
+        if best := search.best(row, attempts):
+            found[row] = best
+    return found
+
+
+@attrs.frozen(eq=False)
+class _Search:
+    """A search for placements under which a program sends less."""
+
+    lowered: Lowered
+    hardware: Hardware
+    groups: ParameterGroups
+    operands: dict[Node, list[Node]]
+    moves: dict[Key, list[tuple[plan.Sending, Move]]]
+    now: Planned
+    is_large: bool
+
+    @classmethod
+    def of(cls, lowered: Lowered, hardware: Hardware) -> _Search | None:
+        """Prepare the search; None for the stages of a pipeline, which are placed by the user."""
+        chosen = lowered.partition
+        graph = lowered.traced.program.graph.graph
+        if chosen.stage_axis is not None or lowered.backward is not None:
+            return None
+        moves = collections.defaultdict[Key, list[tuple[plan.Sending, Move]]](list)
+        for step, move in communicating_moves(chosen):
+            moves[key_of_move(chosen, step, move)].append((step, move))
+        groups, operands = ParameterGroups(graph), inputs_of_bodies(graph)
+        now = _planned(lowered, hardware, chosen)
+        is_large = len(graph.nodes) > LARGE
+        return cls(lowered, hardware, groups, operands, dict(moves), now, is_large)
+
+    @property
+    def chosen(self) -> plan.Plan:
+        """The plan of the step as it is."""
+        return self.lowered.partition
+
+    @property
+    def placeholders(self) -> list[Node]:
+        """The inputs of the program."""
+        return self.lowered.traced.program.graph.graph.find_nodes(op="placeholder")
+
+    def moves_of(self, row: SentByLine) -> list[tuple[plan.Sending, Move]]:
+        """Return the moves of the plan that some collectives carry out. A bucket without a line
+        carries gradients of several.
+        """
+        if row.source is not None or not row.buckets:
+            return self.moves.get(key_of_row(row), [])
+        return [
+            (step, move)
+            for (kind, axis, *_), moves in self.moves.items()
+            for step, move in moves
+            if (kind, axis) == (row.kind, row.axis) and step.node.target is ALIGN
+        ]
+
+    def is_of_parameter(self, row: SentByLine) -> bool:
+        """Return whether collectives gather parameters, which is mostly meant."""
+        return any(step.source.number in self.parameters for step, _ in self.moves_of(row))
+
+    @functools.cached_property
+    def parameters(self) -> set[int]:
+        """The slots that hold parameters, by number."""
+        return parameter_slots(self.chosen, self.lowered.traced.program.graph.graph)
+
+    def attempts(self, row: SentByLine) -> Iterator[tuple[Changes, Changes]]:
+        """Yield placements of arguments, and of results, that may spare collectives."""
+        moves = self.moves_of(row)
+        if not moves:
+            return
+        step, move = moves[0]
+        if step.node.op == "output":
+            yield from self.other_results(moves)
+        elif step.node.target is ALIGN and move.kind == ALL_REDUCE:
+            yield from self.sharded_parameters(moves)
+        if not step.implicit:
+            return
+        seen = set()
+        for i in dict.fromkeys([*self.nearest(step.node), *self.data()]):
+            for changes in self.other_placements(i, move.axis):
+                if (identity := tuple(changes.items())) not in seen:
+                    seen.add(identity)
+                    yield changes, {}
+
+    def other_results(
+        self, moves: Sequence[tuple[plan.Sending, Move]]
+    ) -> Iterator[tuple[Changes, Changes]]:
+        """Yield the results left at the placements that they have before they are sent."""
+        before = {step.target.number: step.source.placements for step, _ in moves}
+        outs = enumerate(self.chosen.outs)
+        changes = {i: before[slot.number] for i, slot in outs if slot.number in before}
+        if changes and not any(
+            isinstance(m, str) and m != "R" for x in changes.values() for m in x
+        ):
+            yield {}, changes
+
+    def sharded_parameters(
+        self, moves: Sequence[tuple[plan.Sending, Move]]
+    ) -> Iterator[tuple[Changes, Changes]]:
+        """Yield the parameters of some gradients sharded over the axis of their reduction, with
+        their state: on the first dim that divides, or on the last.
+        """
+        axis = moves[0][1].axis
+        numbers = [i for step, _ in moves for i in self.parameter_of(step.node)]
+        for k in (0, -1):
+            changes: Changes = {}
+            for i in dict.fromkeys(numbers):
+                options = [x for x in self.other_placements(i, axis) if x[i][axis] != "R"]
+                changes |= options[k] if options else {}
+            yield changes, {}
+
+    def parameter_of(self, gradient: Node) -> list[int]:
+        """Return the number of the argument whose gradient a node redistributes."""
+        parameter = args_of(gradient)[1]
+        return [i for i, x in enumerate(self.placeholders) if x is parameter]
+
+    def nearest(self, node: Node) -> list[int]:
+        """Return the numbers of the arguments that an op depends on, the nearest first."""
+        number = {placeholder: i for i, placeholder in enumerate(self.placeholders)}
+        count = len(self.lowered.traced.placed.tensors)
+        seen, queue = {node}, collections.deque([node])
+        numbers = []
+        while queue and len(numbers) < ARGUMENTS:
+            current = queue.popleft()
+            if current in number and number[current] < count and number[current] not in numbers:
+                numbers.append(number[current])
+            for read in self.operands.get(current) or current.all_input_nodes:
+                if read not in seen:
+                    seen.add(read)
+                    queue.append(read)
+        return numbers
+
+    def data(self) -> list[int]:
+        """Return the numbers of the first arguments that follow no parameter, as a batch does."""
+        inputs = self.placeholders[: len(self.lowered.traced.placed.tensors)]
+        return [i for i, x in enumerate(inputs) if self.groups.leader(x) is None][:ARGUMENTS]
+
+    def other_placements(self, i: int, axis: int) -> Iterator[Changes]:
+        """Yield other placements of an argument over a mesh axis: other dims, another axis for its
+        dim, replicated.
+        """
+        slot = self.chosen.ins[i]
+        marks, shape = slot.placements, tuple(slot.value.shape)
+        axes = self.chosen.axes
+        options = [_with(marks, axis, dim) for dim in range(len(shape))]
+        mark = marks[axis]
+        if mark != "R":
+            free = [k for k, other in enumerate(marks) if other == "R" and axes.sizes[k] > 1]
+            options += [_with(_with(marks, axis, "R"), k, mark) for k in free]
+            options.append(_with(marks, axis, "R"))
+        for other in options:
+            is_plain = layout.canonical(shape, other, axes.sizes) == other
+            if other != marks and is_plain and _is_even(shape, other, axes.sizes):
+                yield self.together(i, other)
+
+    def together(self, i: int, marks: MeshPlacements) -> Changes:
+        """Place an argument, and those that follow it as a parameter's state does."""
+        leader = self.groups.leader(self.placeholders[i])
+        count = len(self.lowered.traced.placed.tensors)
+        same = [
+            k
+            for k, x in enumerate(self.placeholders[:count])
+            if k == i or (leader is not None and self.groups.leader(x) is leader)
+        ]
+        return dict.fromkeys(same, marks)
+
+    def best(
+        self, row: SentByLine, attempts: Sequence[tuple[Changes, Changes]]
+    ) -> Suggestion | None:
+        """Return the attempt that spares the collectives of a line and takes least; None if none
+        does.
+        """
+        found: list[tuple[float, int, Suggestion]] = []
+        keys = {key_of_move(self.chosen, step, move) for step, move in self.moves_of(row)}
+        before = sum(self.now.sent[k] for k in keys)
+        for ins, outs in attempts:
+            planned = self.planned(ins, outs)
+            is_spared = sum(planned.sent.get(k, 0) for k in keys) <= LEFT * before
+            if is_spared and self.is_better(planned):
+                suggestion = self.suggestion(ins, outs, planned)
+                found.append((planned.price.total, planned.held, suggestion))
+        return min(found, key=lambda row: row[:2])[2] if found else None
+
+    def planned(self, ins: Changes, outs: Changes) -> Planned:
+        """Plan the program with other placements."""
+        traced = self.lowered.traced
+        axes, before, results, unreduced = traced.placements()
+        inputs: list[Any] = [ins.get(i, marks) for i, marks in enumerate(before)]
+        outputs = [None if i in outs else marks for i, marks in enumerate(results)]
+        planner = GREEDY if self.is_large else traced.request.planner
+        chosen = propagate(traced.program, axes, inputs, outputs, unreduced, planner)
+        return _planned(self.lowered, self.hardware, chosen)
+
+    def is_better(self, other: Planned) -> bool:
+        """Return whether a step sends fewer bytes, or holds a smaller share of its arguments and
+        sends no more; and computes, holds and takes no more.
+        """
+        now = self.now
+        sends_less = other.price.nbytes < LESS * now.price.nbytes
+        holds_less = other.held < SMALLER * now.held
+        is_no_more = (
+            other.price.total <= ABOUT * now.price.total,
+            other.price.computed <= ABOUT * now.price.computed,
+            other.price.nbytes <= ABOUT * now.price.nbytes,
+            other.held <= ABOUT * now.held,
+        )
+        return all(is_no_more) and (sends_less or holds_less)
+
+    def suggestion(self, ins: Changes, outs: Changes, planned: Planned) -> Suggestion:
+        """Return the placements as the user writes them."""
+        placed, program = self.lowered.traced.placed, self.lowered.traced.program
+        axes = self.chosen.axes
+        text = lambda slot, marks: spec_of(marks, slot.value.dim(), axes)
+        rows = [(program.in_paths[i], self.chosen.ins[i], marks) for i, marks in ins.items()]
+        results = [(program.out_paths[i], self.chosen.outs[i], marks) for i, marks in outs.items()]
+        marks = tuple(ins.get(i, marks) for i, marks in enumerate(placed.marks))
+        return Suggestion(
+            tuple(Change(p, text(x, x.placements), text(x, m)) for p, x, m in rows),
+            tuple(Change(p, text(x, x.placements), text(x, m)) for p, x, m in results),
+            argument_placements(attrs.evolve(placed, marks=marks)).in_placements,
+            (self.now.price.nbytes, planned.price.nbytes),
+            (self.now.held, planned.held),
+            (self.now.price.total, planned.price.total),
+        )
+
+
+def _planned(lowered: Lowered, hardware: Hardware, chosen: plan.Plan) -> Planned:
+    """Return a plan with its price."""
+    over = attrs.evolve(chosen, axes=with_hardware_links(chosen.axes, hardware))
+    graph = lowered.traced.program.graph.graph
+    price = plan_price(over, graph, fused_op_cost.in_bytes)
+    sent: dict[Key, int] = collections.defaultdict(int)
+    for step, move in communicating_moves(chosen):
+        sent[key_of_move(chosen, step, move)] += op_cost.nbytes(step.source.value)
+    here = lowered.traced.placed.coordinate
+    held = 0
+    for slot in chosen.ins:
+        shape = layout.local_shape(slot.value.shape, slot.placements, chosen.axes.sizes, here)
+        held += slot.value.element_size() * _product(shape)
+    return Planned(chosen, price, dict(sent), held)
+
+
+def _with(marks: MeshPlacements, axis: int, mark: Any) -> MeshPlacements:
+    return (*marks[:axis], mark, *marks[axis + 1 :])
+
+
+def _is_even(shape: Sequence[int], marks: MeshPlacements, sizes: Sequence[int]) -> bool:
+    """Return whether each dim divides by the ranks that shard it."""
+    ranks = [1] * len(shape)
+    for mark, n in zip(marks, sizes, strict=True):
+        if isinstance(mark, int):
+            ranks[mark] *= n
+    return all(size and size % n == 0 for size, n in zip(shape, ranks, strict=True))
+
+
+def _product(sizes: Sequence[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product

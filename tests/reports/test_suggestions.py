@@ -1,0 +1,98 @@
+"""Ten mistakes: the report blames the line and the module, and its suggestion spares the cost."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from reports.mistakes import MISTAKES, Mistake
+
+import shardfn as sf
+from shardfn import P
+
+
+def lowered(x: Mistake, ins: Any, outs: Any) -> Any:
+    with sf.fake_world(math.prod(x.axes.values()), numerics=False):
+        mesh = sf.make_mesh(tuple(x.axes.values()), tuple(x.axes))
+        return sf.shard(x.fn, mesh, ins, outs).lower(*x.args)
+
+
+def line_of(source: str | None) -> str:
+    if source is None:
+        return ""
+    file, _, number = source.rpartition(":")
+    return linecache.getline(file, int(number))
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_blamed_on_its_line_and_the_suggestion_spares_it(
+    name: str, tmp_path: Path
+) -> None:
+    x = MISTAKES[name]
+    page = lowered(x, x.placements, x.out_placements).report(path=tmp_path / "report.html")
+    blamed = [row for row in page.suggestions if row.kind == x.kind]
+    assert blamed, page.collectives
+    row = blamed[0]
+    assert x.line in line_of(row.source) and bool(x.line) == (row.source is not None)
+    assert row.module == x.module
+    suggestion = page.suggestions[row]
+    outs = x.out_placements if not suggestion.results else suggestion.results[0].after
+    better = lowered(x, suggestion.in_placements, outs)
+    again = better.report(path=tmp_path / "better.html")
+    key = lambda each: (each.kind, each.axis, each.source, each.module, each.leaves)
+    assert key(row) not in map(key, again.collectives)
+    assert again.summary.nbytes <= page.summary.nbytes or suggestion.held[1] < suggestion.held[0]
+    shown = page.contents["collectives"][page.collectives.index(row)]
+    texts = page.contents["strings"]
+    assert texts[shown["instead"]] == str(suggestion) and texts[shown["saves"]]
+
+
+def test_what_to_change_first_is_in_the_sentences(tmp_path: Path) -> None:
+    x = MISTAKES["the contraction of a weight is sharded"]
+    page = lowered(x, x.placements, None).report(path=tmp_path / "report.html")
+    assert "Change first: p['up'] at P(None, 'tp') in place of P('tp'). It spares 1.0 MiB of" in (
+        str(page)
+    )
+
+
+def residual(w: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w) + 1
+
+
+def test_a_forgotten_constraint_is_named_with_the_line_of_the_value(tmp_path: Path) -> None:
+    pinned = lambda w, x: torch.relu(sf.constrain(x @ w, P("tp"))) + 1
+    args = sf.ShapeDtype((255, 255)), sf.ShapeDtype((64, 255))
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((4,), ("tp",))
+        specs = P("tp", None), P(None, "tp")
+        page = sf.shard(residual, mesh, specs).lower(*args).report(path=tmp_path / "a.html")
+        after = sf.shard(pinned, mesh, specs).lower(*args)
+    (row,) = page.contents["collectives"]
+    texts = page.contents["strings"]
+    assert texts[row["instead"]].startswith("sf.constrain(x, P('tp')), where x is the value made")
+    assert "return torch.relu(x @ w)" in line_of(texts[row["source"]])
+    assert not after.implicit and after.explain().nbytes <= row["nbytes"]
+
+
+def test_a_step_that_does_not_fit_says_what_to_shard(tmp_path: Path) -> None:
+    tiny = sf.Hardware("tiny", 1e12, 1e12, 1e11, 1e10, 1e-6, capacity=2e5)
+    x = MISTAKES["a parameter is left replicated"]
+    page = lowered(x, x.placements, None).report(path=tmp_path / "report.html", hardware=tiny)
+    assert page.summary.fits is True
+    tiny = sf.Hardware("tiny", 1e12, 1e12, 1e11, 1e10, 1e-6, capacity=1e4)
+    page = lowered(x, x.placements, None).report(path=tmp_path / "report.html", hardware=tiny)
+    assert page.summary.fits is False and "Change first: " in page.summary.first
+
+
+def test_fully_sharded_parameters_have_no_suggestion(tmp_path: Path) -> None:
+    x = MISTAKES["a parameter is left replicated"]
+    page = lowered(x, (P("dp"), P("dp"), P("dp")), None).report(path=tmp_path / "report.html")
+    assert not page.suggestions
+    texts = page.contents["strings"]
+    whys = {texts[row["why"]] for row in page.contents["collectives"]}
+    assert "a parameter that is sharded over dp, where it is used" in whys
+    assert "the gradient of a parameter, reduced over dp" in whys
