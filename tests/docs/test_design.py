@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MAPS = [ROOT / "docs" / "design.md", *sorted((ROOT / "docs" / "design").glob("*.md"))]
 PLACE = re.compile(r"`([a-z_]+(?:/[\w.]+)*(?:/|\.py|\.h))`")
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")

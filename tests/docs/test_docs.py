@@ -29,6 +29,7 @@ PAGES = [
     "strategies.md",
     "testing.md",
     "timeline.md",
+    "tour.md",
 ]
 
 
