@@ -23,5 +23,10 @@ def main(argv: Sequence[str]) -> int:
     return COMMANDS[name](argv[1:])
 
 
+def run() -> int:
+    """Run the command of this process's arguments: the script `shardfn`."""
+    return main(sys.argv[1:])
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run())
