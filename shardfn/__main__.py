@@ -1,4 +1,4 @@
-"""The command line: `python -m shardfn demo | doctor | audit`."""
+"""The command line: `python -m shardfn demo | doctor | audit | report`."""
 
 import argparse
 import sys
@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import shardfn_demo
 from shardfn.inspect import doctor
 from shardfn.proof.audits import command as audit
+from shardfn.reports import command as report
 
-COMMANDS = {"demo": shardfn_demo.main, "doctor": doctor.main, "audit": audit.main}
+COMMANDS = {
+    "demo": shardfn_demo.main,
+    "doctor": doctor.main,
+    "audit": audit.main,
+    "report": report.main,
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -17,7 +23,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "command",
         choices=COMMANDS,
-        help="one GPT in three worlds; what this machine can do; a script against one device",
+        help="one GPT in three worlds; what this machine can do; a script against one device; "
+        "a page about a step",
     )
     name = parser.parse_args(argv[:1]).command
     return COMMANDS[name](argv[1:])

@@ -19,7 +19,7 @@ def test_each_command_gets_what_follows_its_name(monkeypatch):
 def test_no_command_or_an_unknown_one_is_refused(argv, capsys):
     with pytest.raises(SystemExit) as stop:
         command.main(argv)
-    assert stop.value.code == 2 and "{demo,doctor,audit}" in capsys.readouterr().err
+    assert stop.value.code == 2 and "{demo,doctor,audit,report}" in capsys.readouterr().err
 
 
 def test_the_module_runs_as_a_program():

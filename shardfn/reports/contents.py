@@ -94,6 +94,7 @@ def summary_of(step: Step, reasons: Mapping[SentByLine, Reason]) -> Summary:
         capacity=times[0].capacity,
         nbytes=sum(x.nbytes for x in step.collectives),
         collectives=len(step.collectives),
+        mfu=sum(time.mfu * time.total for time in times) / (sum(x.total for x in times) or 1),
     )
     placements = step.lowered[0].placements.table
     first = first_change(summary, reasons, step.memory, placements, _slowest(step))

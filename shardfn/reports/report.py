@@ -76,7 +76,8 @@ def report(
         mesh: a mesh, or the sizes of its axes, `{"dp": 8, "tp": 4}`, for which no ranks are
             needed. None: that of the function.
         hardware: an `sf.Hardware`, or a name such as "H100".
-        in_placements: of a function that is not transformed, as `shard` takes them.
+        in_placements: of the arguments, as `shard` takes them, with which the function is then
+            sharded. None: those of the function.
         kwargs: keyword arguments of the call.
 
     Returns:
@@ -126,15 +127,17 @@ def _mesh_of(mesh: MeshLike | None) -> Iterator[DeviceMesh | None]:
 
 
 def _transformed(fn: Any, mesh: DeviceMesh | None, in_placements: Any) -> Transformed:
-    """Return a transformed function as it is, and shard another one.
+    """Return a transformed function as it is, and shard another one, or one that is given
+    placements.
 
     Raises:
         ShardError: there is no mesh.
     """
-    if isinstance(fn, Transformed):
+    if isinstance(fn, Transformed) and in_placements is None:
         return fn
     if mesh is None or not callable(fn):
-        got = f"{name_of(fn)} is not a transformed function, and mesh is None"
+        kind = "has placements here" if isinstance(fn, Transformed) else "is not transformed"
+        got = f"{name_of(fn)} {kind}, and mesh is None"
         fix = "sf.shard(fn, mesh, ...), or mesh={'dp': 8}"
         raise ShardError.of("report", got, fix=fix, source=call_site())
     return shard(fn, mesh, in_placements)
