@@ -102,6 +102,7 @@ __all__ = [
     "meshes",
     "mixed_precision",
     "optim",
+    "overlay",
     "placements",
     "pin",
     "pipelined_grad",

@@ -325,6 +325,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "make_mesh": {"device_type": DEVICE_TYPE},
     "meshes": {"examples": SIZE, "seed": SEED},
     "mixed_precision": {"argnums": POSITIONS},
+    "overlay": {"profile": FILE, "path": FILE_OR_NONE},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
     "plan": {"fn": FUNCTION, "meshes": SHAPES, "axis_names": NAMES},
     "Lowered.report": {"path": FILE},

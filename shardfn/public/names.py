@@ -24,6 +24,7 @@ from ..errors import (
 from ..hardware import Efficiency, Hardware, Link
 from ..inspect.budget import Explanation
 from ..inspect.measured import measure_hardware
+from ..inspect.timeline.overlay import overlay
 from ..mesh import current_mesh, make_mesh, use_mesh
 from ..pipelines import Schedule, schedules
 from ..placement import AUTO as auto
