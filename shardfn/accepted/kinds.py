@@ -50,12 +50,14 @@ def _is_shape(x: Any) -> bool:
     return is_sequence and all(map(_is_count, x))
 
 
-def _are_shapes(x: Any) -> bool:
+def _are_meshes(x: Any) -> bool:
     is_sequence = isinstance(x, Sequence) and not isinstance(x, str)
-    return is_sequence and bool(x) and all(map(_is_mesh_shape, x))
+    return is_sequence and bool(x) and all(map(_is_mesh, x))
 
 
-def _is_mesh_shape(x: Any) -> bool:
+def _is_mesh(x: Any) -> bool:
+    if isinstance(x, Mapping):
+        return _is_world(x)
     return _is_shape(x) and len(x) > 0 and all(n > 0 for n in x)
 
 
@@ -115,10 +117,10 @@ SHAPE = Kind(_is_shape, "a tuple of sizes, 0 or more each", "ShapeDtype((2, 3))"
 SHAPE_OR_NONE = Kind(
     lambda x: x is None or _is_shape(x), "a tuple of sizes, 0 or more each, or None", "shape=(4, 3)"
 )
-SHAPES = Kind(
-    _are_shapes,
-    "a list of shapes of meshes, each a tuple of numbers of ranks",
-    "meshes=[(8,), (4, 2)]",
+MESHES = Kind(
+    _are_meshes,
+    "a list of meshes, each the sizes of its axes by name, or a shape",
+    "meshes=[{'dp': 8}, {'dp': 4, 'tp': 2}]",
 )
 NAMES = Kind(_are_names, "a tuple of axis names, or None", "axis_names=('dp', 'tp')")
 DEVICE_TYPE = Kind(
@@ -327,7 +329,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "mixed_precision": {"argnums": POSITIONS},
     "overlay": {"profile": FILE, "path": FILE_OR_NONE},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
-    "plan": {"fn": FUNCTION, "meshes": SHAPES, "axis_names": NAMES},
+    "plan": {"fn": FUNCTION, "meshes": MESHES, "axis_names": NAMES},
     "Lowered.report": {"path": FILE},
     "report": {"path": FILE, "mesh": MESH_OR_AXES},
     "save": {"path": PATH, "step": STEP, "keep": KEEP, "background": FLAG},
@@ -340,6 +342,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "schedules.zbv": {"coordinates": SIZE, "microbatches": SIZE},
     "schedules.zero_bubble": {"coordinates": SIZE, "microbatches": SIZE},
     "ShapeDtype": {"shape": SHAPE, "dtype": DTYPE},
+    "sweep": {"fn": FUNCTION, "meshes": MESHES, "axis_names": NAMES},
     "tree_map": {"fn": FUNCTION, "is_leaf": FUNCTION_OR_NONE},
     "vjp": {"fn": FUNCTION, "has_aux": FLAG},
 }

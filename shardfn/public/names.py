@@ -65,7 +65,6 @@ from ..transforms import (
     mark_dynamic,
     pin,
     pipelined_grad,
-    plan,
     pmax,
     pmean,
     pmin,

@@ -8,6 +8,9 @@ from ..proof.comparisons.inspect_ranks import first_nan, inspect_ranks
 from ..proof.locks.lock import lock
 from ..proof.over_meshes.meshes import meshes
 from ..reports.report import Report, report
+from ..sweeps.plan import plan
+from ..sweeps.sweep import sweep
+from ..sweeps.table import Sweep
 from ..training.checkpoints import Saving, load, load_safetensors, save, save_safetensors
 from ..training.clip import clip_by_global_norm
 from ..training.data import Loader, loader

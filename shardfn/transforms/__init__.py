@@ -39,7 +39,6 @@ from .sharding._collectives import all_gather, axis_index, axis_size, pmax, pmea
 from .sharding._constrain import constrain
 from .sharding._distribute import distribute, from_local, full
 from .sharding._pin import pin
-from .sharding._plan import plan
 from .sharding._ragged import ragged_all_to_all
 from .sharding._scatter import all_to_all, ppermute, psum_scatter
 from .sharding._shard import shard
@@ -83,7 +82,6 @@ __all__ = [
     "map",
     "mark_dynamic",
     "pin",
-    "plan",
     "pipelined_grad",
     "pmax",
     "pmean",

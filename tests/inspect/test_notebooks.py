@@ -10,9 +10,9 @@ import pytest
 import shardfn as sf
 from shardfn import P
 from shardfn.inspect.memory import Memory
-from shardfn.inspect.mesh_plans import MeshPlans
 from shardfn.inspect.step_time import StepTime
 from shardfn.placement_table import ArgumentPlacements, Placements
+from shardfn.sweeps.table import Sweep
 from shardfn.training.plans.strategies import Strategy
 
 
@@ -30,7 +30,7 @@ def test_s28_placements_are_shown_as_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    "cls", [Memory, StepTime, Placements, Strategy, MeshPlans, ArgumentPlacements]
+    "cls", [Memory, StepTime, Placements, Strategy, Sweep, ArgumentPlacements]
 )
 def test_s28_every_table_is_shown_as_printed(cls: type) -> None:
     named = type("named", (cls,), {"__str__": lambda self: "a table"})

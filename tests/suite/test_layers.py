@@ -49,7 +49,7 @@ LAYERS: dict[str, int] = {
     "runtime": 11,
     "transforms": 12,
     "jobs": 13, "eager": 13, "training": 13, "ranks": 13, "proof": 13, "pictures": 13,
-    "reports": 13,
+    "reports": 13, "sweeps": 13,
     "public": 14, "": 14,
     "__main__": 15,
 }  # fmt: skip
@@ -67,7 +67,7 @@ OPTIONAL = {
 }  # may be imported inside a function
 LATE = {"_compat"}  # may import torch late: torch._dynamo changes os.environ when it is imported
 # What stands over the core. The core imports none of them.
-ROOMS = ("training", "jobs", "eager", "ranks", "proof", "pictures", "reports")
+ROOMS = ("training", "jobs", "eager", "ranks", "proof", "pictures", "reports", "sweeps")
 DOORS = {"public", "", "__main__"}  # name the rooms, and no other part of the core does
 DOOR = "public"  # imports the public names at the first use of one of them
 SAY_NOTHING = {"utils", "helpers", "common", "manager", "handler", "base", "misc"}

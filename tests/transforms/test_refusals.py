@@ -220,10 +220,9 @@ ELSEWHERE = {
     "_dynamic._check": "mark_dynamic is refused in a trace",
     "_outside._holds_dtensors": "called where a call is staged",
     "_plan._axes": "plan is refused in a trace",
-    "_plan.plan": "plan is refused in a trace",
 }
 # rules are registered outside of functions
-MODULES_ELSEWHERE = ("_rule", "_proof", "_sample", "_plan_pipelines")
+MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")
 
 
 def test_every_raise_of_the_transforms_is_a_check_with_a_trigger_or_is_told_why_not() -> None:

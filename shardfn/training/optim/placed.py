@@ -43,7 +43,7 @@ def placed_like(name: str, step: Step, placements: Any, params: Any) -> dict[str
     like = _tree.unflatten(_tree.flatten(params)[1], stand_ins)
     state = step.shapes(dotted_paths(like), shapes)
     return {
-        path: {key: _like(spec, x, entry) for key, entry in own.items()}
+        path: {key: like_parameter(spec, x, entry) for key, entry in own.items()}
         for (path, own), spec, x in zip(state.items(), specs, leaves, strict=True)
     }
 
@@ -59,9 +59,9 @@ def refused_placements(name: str, lines: list[str]) -> TreeError:
     )
 
 
-def _like(spec: P | None, param: Any, entry: torch.Tensor) -> P:
+def like_parameter(spec: P | None, param: Any, entry: Any) -> P:
     """The placement of a state's tensor: of each dim of the parameter's size, and its stage."""
-    if spec is None or entry.dim() != len(param.shape):
+    if spec is None or len(entry.shape) != len(param.shape):
         return P()
     parts = [
         part if entry.shape[dim] == param.shape[dim] else None

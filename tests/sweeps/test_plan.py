@@ -24,19 +24,20 @@ def test_meshes_are_compared_from_one_capture() -> None:
     before = cache.counts["captures"]
     found = sf.plan(sgd(loss), *MANY, meshes=MESHES, memory="80GiB")
     assert cache.counts["captures"] == before + 1
-    assert {plan.axes.sizes for plan in found.plans} == {*MESHES}
-    times = [plan.time.total for plan in found.plans]
-    assert times == sorted(times) and found.best is found.plans[0]
+    assert {plan.axes.sizes for plan in found.rows} == {*MESHES}
+    times = [plan.time.total for plan in found.rows]
+    assert times == sorted(times) and found.best is found.rows[0]
 
 
 def test_the_table_has_a_row_for_each_mesh_with_placements_to_paste() -> None:
     found = sf.plan(sgd(loss), *WIDE, meshes=[(8,), (2, 4)], memory="1GiB", axis_names=("a", "b"))
     text = str(found)
     assert text.splitlines()[1].split()[:4] == ["mesh", "time", "a", "step"]
-    for plan in found.plans:
+    for plan in found.rows:
         assert str(plan.axes) in text
-        assert f"on {plan.axes}: in_placements = {plan.placements.text()}" in text
+        assert f"placements = {plan.placements.text()}" in plan.call
         assert plan.memory.peak <= 2**30
+    assert f"placements = {found.best.placements.text()}" in text
     with sf.fake_world(8, numerics=False):
         mesh = sf.make_mesh(found.best.axes.sizes, found.best.axes.names)
         places = eval(found.best.placements.text())
@@ -47,10 +48,10 @@ def test_the_table_has_a_row_for_each_mesh_with_placements_to_paste() -> None:
 
 def test_a_mesh_on_which_nothing_fits_is_said() -> None:
     found = sf.plan(sgd(loss), *WIDE, meshes=[(2,), (8,)], memory="1GiB")
-    assert [plan.axes.sizes for plan in found.plans] == [(8,)]
-    ((axes, why),) = found.refused
-    assert axes.sizes == (2,) and why.startswith("the least is ")
-    assert f"{axes}: the least is" in str(found)
+    assert [plan.axes.sizes for plan in found.rows] == [(8,)]
+    (refused,) = found.refused
+    assert refused.axes.sizes == (2,) and refused.why.startswith("the least is ")
+    assert f"{refused.axes}: the least is" in str(found)
 
 
 def test_what_is_known_of_the_placements_stays() -> None:
@@ -68,7 +69,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "meshes": (
         lambda: Lib.plan(torch.sin, X, meshes=[8]),
-        "plan, meshes: meshes is [8], a list, and must be a list of shapes of meshes",
+        "plan, meshes: meshes is [8], a list, and must be a list of meshes",
     ),
     "names": (
         lambda: sf.plan(torch.sin, X, meshes=[(2, 2)], axis_names=("a",)),
@@ -133,7 +134,7 @@ def _plans_among_ranks() -> None:
     total = sf.shard(lambda x: x.sum(), mesh, P("a"), P(), backend="aten")
     assert float(sf.full(total(X))) == 32.0
     found = sf.plan(torch.sin, sf.ShapeDtype((8, 4)), meshes=[(4,), (8,)])
-    assert len(found.plans) == 2
+    assert len(found.rows) == 2
     assert float(sf.full(total(X))) == 32.0
     other = sf.shard(lambda x: 2 * x.sum(), sf.make_mesh((2,), ("b",)), P("b"), P())
     assert float(sf.full(other(X))) == 64.0

@@ -6,7 +6,7 @@ import torch
 
 import shardfn as sf
 from shardfn import P
-from shardfn.inspect.mesh_plans import sent_bytes
+from shardfn.sweeps.table import sent_bytes
 
 
 def test_a_rank_sends_what_a_ring_sends() -> None:

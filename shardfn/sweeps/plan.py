@@ -1,0 +1,128 @@
+"""`plan`: the mesh and the placements, or the schedule of a pipeline, that are best for a function.
+It is a sweep whose placements are chosen, of what fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import _compat
+from ..accepted import accept
+from ..byte_sizes import human_bytes
+from ..durations import human_seconds
+from ..errors import PlacementError
+from ..hardware import H100, Hardware, hardware_of
+from ..pipelines import Schedule
+from ..placement import AUTO
+from ..tracebacks import filter_errors
+from ..transforms._transformed import name_of
+from ..transforms.sharding._auto import checked_memory
+from .axes import NAMES, MeshLike, axes_of_meshes
+from .layouts import given
+from .pricing import PIPELINE_NAMES, candidates_of, is_over, nothing_left, priced
+from .table import Row, Sweep, sweep_of
+from .variants import SCHEDULE, variants_of
+
+
+@_compat.outside_only
+@filter_errors
+def plan(
+    fn: Callable[..., Any],
+    *args: Any,
+    meshes: Sequence[MeshLike],
+    memory: int | str | None = None,
+    hardware: Hardware | str = H100,
+    in_placements: Any = AUTO,
+    axis_names: Sequence[str] | None = None,
+    pipelines: Sequence[Schedule] | None = None,
+) -> Sweep:
+    """Compare meshes of several shapes for a function: the placements that are best on each, the
+    time of a step, the bytes that a rank sends, and the peak of its memory.
+
+    With `pipelines` it compares schedules: each on the meshes whose axis "pp" has as many
+    coordinates. The function is then called as `fn(*args, schedule=...)`, and gives the schedule to
+    `pipelined_grad`.
+
+    The function is captured once, or once for each schedule. Nothing runs, and no ranks are needed.
+
+    Args:
+        fn: a pure function of pytrees, as for `shard`.
+        args: its positional arguments; `ShapeDtype`s (global shape, dtype) may stand for tensors.
+        meshes: shapes, each a tuple of the ranks along each axis, or the sizes of axes by name.
+        memory: the most that a rank may hold: bytes, or text such as "80GiB".
+        hardware: an `sf.Hardware`, or its name, such as "H100".
+        in_placements: what is known of the placements: a prefix tree over the positional
+            arguments, with `sf.auto` where they are to be chosen. With `pipelines` all of them, or
+            a function of (mesh, schedule) that returns them.
+        axis_names: names of the axes of every mesh, as many as the longest has; by default
+            "dp", "cp" and "tp". With `pipelines` "pp", "dp" and "tp".
+        pipelines: `sf.Schedule`s, which say coordinates, stages and microbatches. None: no
+            pipeline.
+
+    Returns:
+        An `sf.Sweep`, which prints as a table: `rows`, the fastest first, with `time`, `memory`,
+        `sent`, `placements`, and with `pipelines` `schedule` and `idle`; `best`; `refused`, the
+        meshes on which nothing fits, and the schedules above the limit.
+
+    Raises:
+        PlacementError: nothing fits on any mesh; with `pipelines`, placements that are not given.
+        ScheduleError: a schedule that fits no mesh, or a mesh that fits no schedule; a function
+            that does not take the schedule, or does not run by it.
+        ShardError: unknown hardware, a memory that is not a number of bytes.
+
+    Source: Alpa (Zheng et al. 2022), torchtitan's AutoParallel.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> x = sf.ShapeDtype((1024, 256))
+        >>> double = lambda x: x * 2
+        >>> sf.plan(double, x, meshes=[(8,), (4, 2)]).best.placements.in_placements
+        (P('dp'),)
+        >>> def grad(w, x, schedule):
+        ...     loss = lambda w, x: (x @ w[0] @ w[1]).square().mean()
+        ...     return sf.pipelined_grad(loss, schedule.microbatches, schedule=schedule)(w, x)
+        >>> w = [sf.ShapeDtype((256, 256)) for _ in range(2)]
+        >>> two = [sf.schedules.gpipe(2, 4), sf.schedules.one_f_one_b(2, 4)]
+        >>> places = [sf.P(pp=0), sf.P(pp=1)], None
+        >>> found = sf.plan(grad, w, x, meshes=[(2,)], pipelines=two, in_placements=places)
+        >>> found.best.schedule.name
+        'one_f_one_b'
+    """
+    accept("plan", fn=fn, meshes=meshes, axis_names=axis_names)
+    name = name_of(fn)
+    where = f"plan({name})"
+    limit = checked_memory(where, memory, in_placements if pipelines is None else AUTO)
+    model = hardware_of(hardware, where)
+    variants = variants_of(where, fn, {SCHEDULE: pipelines})
+    names = NAMES if pipelines is None else PIPELINE_NAMES
+    every = axes_of_meshes(where, meshes, axis_names, names)
+    layout = given("", in_placements, args)
+    candidates = candidates_of(where, name, args, every, variants, [layout], limit)
+
+    def check(row: Row) -> None:
+        if limit is not None and row.excess:
+            raise _does_not_fit(where, row)
+
+    is_refusal = lambda error: limit is not None and is_over(error)
+    rows, refused = priced(candidates, [model], is_refusal, check)
+    if not rows:
+        raise nothing_left(f"{where}, memory", refused, "a peak below the limit")
+    return sweep_of(name, rows, [x for x, _ in refused])
+
+
+def _does_not_fit(where: str, row: Row) -> PlacementError:
+    """Return the error of a row whose peak is above the limit."""
+    schedule, limit = row.schedule, row.limit
+    assert limit is not None
+    title = name = "the step"
+    if schedule is not None:
+        title = f"{schedule.name}, {schedule.microbatches} microbatches"
+        name = f"{title},"
+    return PlacementError.of(
+        f"{where}, memory",
+        f"{name} do not fit in {human_bytes(int(limit))} a rank of {row.axes}",
+        f"{title}: {human_bytes(row.peak)}{row.fullest}, {human_seconds(row.time.total)} a step",
+        fix="a schedule that keeps fewer microbatches, or smaller ones",
+        arg_path="memory",
+    )
