@@ -18,6 +18,7 @@ from ..inspect.step_time import StepTime
 from ..pipelines import Schedule
 from ..placement_table import ArgumentPlacements, Placements
 from ..runtime.stages import Lowered
+from ..sweeps.table import Sweep
 from ..training.plans import Strategy
 from .buckets import buckets
 from .collectives import collectives
@@ -26,6 +27,7 @@ from .programs import program
 from .schedules import schedule
 from .sheet import ENDINGS, Sheet, figure_of, save, svg_of
 from .step_time import step_time
+from .sweeps import sweep
 from .tables import arguments, strategy, table
 from .tensors import tensor
 
@@ -44,6 +46,7 @@ PICTURES: tuple[tuple[type[Any], str, Callable[[Any], Sheet]], ...] = (
     (Explanation, "sf.explain(fn, *args)", collectives),
     (BucketPlan, "an sf.BucketPlan", buckets),
     (Schedule, "an sf.Schedule", schedule),
+    (Sweep, "an sf.Sweep", sweep),
 )
 
 
@@ -52,7 +55,8 @@ def draw(x: Any, *, path: str | os.PathLike[str] | None = None) -> Figure:
 
     Args:
         x: a DTensor, a table of placements, an `sf.Strategy`, a lowered program, its `memory`,
-            `time()` or `placements`, `sf.explain(...)`, an `sf.BucketPlan` or an `sf.Schedule`.
+            `time()` or `placements`, `sf.explain(...)`, an `sf.BucketPlan`, an `sf.Schedule` or an
+            `sf.Sweep`.
         path: a file to write, which ends in ".png" or ".svg". None: no file.
 
     Returns:

@@ -88,8 +88,8 @@ def sweep(
         >>> found = sf.sweep(
         ...     step, *shapes, meshes=[{"dp": 8}], strategies=["ddp", "zero3"], microbatches=[1, 2]
         ... )
-        >>> [(row.strategy, row.options["microbatches"]) for row in found.front]
-        [('ddp', 1), ('zero3', 1), ('zero3', 2)]
+        >>> len(found.rows), found.best.strategy, found.best.is_front
+        (4, 'zero3', True)
     """
     accept("sweep", fn=fn, meshes=meshes, axis_names=axis_names)
     where = f"sweep({name_of(fn)})"

@@ -21,6 +21,7 @@ from ..runtime.stages import Lowered
 from ..types import Collective, MeshAxes
 
 FRONT, OVER = "*", "!"
+MOST_LETTERS = 400  # of a line
 
 
 @attrs.frozen(eq=False)
@@ -201,8 +202,11 @@ class Sweep:
             lines.append(f"  {'  '.join(texts)}".rstrip())
         lines += [f"  {_naming(cells, single)}: {why}" for cells, why in self._refused()]
         lines += self._legend()
-        lines.append(f"{'the fastest that fits' if not self.best.excess else 'the fastest'}:")
-        return "\n".join([*lines, *(f"  {line}" for line in self.best.call.split("\n"))])
+        lines.append(
+            f"{'the fastest' if self.best.excess else 'the fastest that fits'}, best.call:"
+        )
+        call = self.best.call.split("\n")
+        return "\n".join([*lines, *(f"  {_shortened(line)}" for line in call)])
 
     def _refused(self) -> list[tuple[dict[str, str], str]]:
         """Return what names each refused combination, and its reason. Options of one mesh and
@@ -255,6 +259,11 @@ def _beats(other: tuple[str, float, int], row: Row) -> bool:
 def _is_single(cells: Sequence[Mapping[str, str]], head: str) -> bool:
     """Return whether a column has one value."""
     return len({row[head] for row in cells if head in row}) <= 1
+
+
+def _shortened(line: str) -> str:
+    """Leave out the end of a long line."""
+    return line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]} ..."
 
 
 def _naming(cells: Mapping[str, str], single: Iterable[str]) -> str:

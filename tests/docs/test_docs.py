@@ -30,6 +30,7 @@ PAGES = [
     "testing.md",
     "timeline.md",
     "tour.md",
+    "what-if.md",
 ]
 
 

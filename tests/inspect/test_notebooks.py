@@ -29,9 +29,7 @@ def test_s28_placements_are_shown_as_printed() -> None:
     assert shown(found) == str(found)
 
 
-@pytest.mark.parametrize(
-    "cls", [Memory, StepTime, Placements, Strategy, Sweep, ArgumentPlacements]
-)
+@pytest.mark.parametrize("cls", [Memory, StepTime, Placements, Strategy, Sweep, ArgumentPlacements])
 def test_s28_every_table_is_shown_as_printed(cls: type) -> None:
     named = type("named", (cls,), {"__str__": lambda self: "a table"})
     assert shown(named.__new__(named)) == "a table"

@@ -87,6 +87,16 @@ def many_blocks() -> Any:
 
 
 X = torch.arange(30.0)
+
+
+def swept(memory: str | None = None, hardware: tuple[str, ...] = ("H100", "A100")) -> Any:
+    """Strategies on three meshes."""
+    strategies = ["ddp", "zero3", "hsdp"]
+    meshes = [{"dp": 8}, {"replica": 2, "dp": 4}, {"dp": 2}]
+    options = {"memory": memory, "hardware": hardware}
+    return sf.sweep(step, *arguments(), meshes=meshes, strategies=strategies, **options)
+
+
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "even": lambda: placed(torch.zeros(24, 64), P("dp", "tp")),
     "uneven": lambda: placed(X.reshape(6, 5), P("dp", "tp")),
@@ -117,6 +127,9 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "1F1B": lambda: sf.schedules.one_f_one_b(4, 8),
     "ZBV": lambda: sf.schedules.zbv(3, 5),
     "large schedule": lambda: sf.schedules.one_f_one_b(64, 128),
+    "sweep": swept,
+    "sweep under a limit": lambda: swept("40KB", ("H200",)),
+    "sweep that does not fit": lambda: swept("1KB", ("H200",)),
     "schedule that waits": lambda: sf.Schedule("a<b", [[("BW", 0, 0), ("F", 0, 0)], [("F", 1, 0)]]),
 }
 

@@ -118,6 +118,7 @@ def test_the_table_says_schedule_stages_microbatches_and_idle_share(compared: An
 def test_the_best_plan_runs_as_it_stands() -> None:
     pipelines = [sf.schedules.gpipe(2, 4), sf.schedules.zero_bubble(2, 4)]
     best = found_for(pipelines).best
+    assert best.schedule is not None
     params, x = {"layers": [randn(8, 8) for _ in range(4)]}, randn(16, 8)
     run = functools.partial(step, schedule=best.schedule)
     with sf.fake_world(2):
@@ -132,7 +133,7 @@ def test_meshes_and_schedules_are_paired_by_coordinates_from_one_capture_a_sched
     before = cache.counts["captures"]
     found = found_for([on_one, on_two, zbv], meshes=[(1, 4), (2, 2), (2, 1)])
     assert cache.counts["captures"] == before + 3
-    pairs = {(plan.axes.sizes, plan.schedule.name) for plan in found.rows}
+    pairs = {(plan.axes.sizes, getattr(plan.schedule, "name", None)) for plan in found.rows}
     wanted = {((1, 4), "gpipe")}
     wanted |= {(sizes, name) for sizes in [(2, 2), (2, 1)] for name in ("gpipe", "zbv")}
     assert pairs == wanted
@@ -143,7 +144,7 @@ def test_placements_may_be_one_tree_for_all_schedules() -> None:
     stages = {"layers": [P(pp=0), P(pp=0), P(pp=1), P(pp=1)]}, P()
     pipelines = [sf.schedules.gpipe(2, 4), sf.schedules.one_f_one_b(2, 8)]
     found = found_for(pipelines, in_placements=stages)
-    assert {plan.schedule.microbatches for plan in found.rows} == {4, 8}
+    assert {getattr(plan.schedule, "microbatches", None) for plan in found.rows} == {4, 8}
     assert len({plan.placements.text() for plan in found.rows}) == 1
 
 

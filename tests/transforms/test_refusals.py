@@ -219,7 +219,6 @@ ELSEWHERE = {
     "clip._refuse_integers": "called outside of a trace",
     "_dynamic._check": "mark_dynamic is refused in a trace",
     "_outside._holds_dtensors": "called where a call is staged",
-    "_plan._axes": "plan is refused in a trace",
 }
 # rules are registered outside of functions
 MODULES_ELSEWHERE = ("_rule", "_proof", "_sample")
