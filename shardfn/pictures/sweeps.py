@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..byte_sizes import human_bytes
 from ..durations import human_seconds
@@ -35,7 +35,9 @@ def sweep(x: Sweep) -> Sheet:
         title = f"{hardware}: time of a step over the peak of a rank"
         panels.append(Panel(HEIGHT, draw, title, left=52.0, right=14.0, bottom=16.0))
         panels += _front([row for row in rows if row.is_front], colours)
-    used = [(colour, name, None) for name, colour in colours.items() if name]
+    used: list[tuple[str, str, str | None]] = [
+        (colour, name, None) for name, colour in colours.items() if name
+    ]
     if any(row.excess for row in x.rows):
         used.append(("none", "above the memory of a rank", OVER))
     best = x.best
@@ -73,9 +75,10 @@ def _name(row: Row) -> str:
 def _draw(rows: Sequence[Row], colours: Mapping[str, str], axes: Axes) -> None:
     """Draw a point for each row, and the front as a line."""
     for row in rows:
-        style = {"facecolors": colours[row.strategy], "edgecolors": INK if row.is_front else PALE}
+        style: dict[str, Any] = {"facecolors": colours[row.strategy]}
         if row.excess:
-            style = {"facecolors": "none", "edgecolors": PALE, "hatch": OVER}
+            style = {"facecolors": "none", "hatch": OVER}
+        style["edgecolors"] = INK if row.is_front else PALE
         point = axes.scatter(
             [row.peak], [row.time.total], s=SIZE, linewidths=0.8, zorder=3, **style
         )

@@ -112,17 +112,16 @@ def plan(
 
 
 def _does_not_fit(where: str, row: Row) -> PlacementError:
-    """Return the error of a row whose peak is above the limit."""
+    """Return the error of a row whose peak is above the limit: of a schedule, as placements that
+    are chosen fit.
+    """
     schedule, limit = row.schedule, row.limit
-    assert limit is not None
-    title = name = "the step"
-    if schedule is not None:
-        title = f"{schedule.name}, {schedule.microbatches} microbatches"
-        name = f"{title},"
+    assert limit is not None and schedule is not None
+    name = f"{schedule.name}, {schedule.microbatches} microbatches,"
     return PlacementError.of(
         f"{where}, memory",
         f"{name} do not fit in {human_bytes(int(limit))} a rank of {row.axes}",
-        f"{title}: {human_bytes(row.peak)}{row.fullest}, {human_seconds(row.time.total)} a step",
+        f"{human_bytes(row.peak)}{row.fullest}, {human_seconds(row.time.total)} a step",
         fix="a schedule that keeps fewer microbatches, or smaller ones",
         arg_path="memory",
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from ..compile.kernel_times import kernel_seconds
 from ..compile.memory import memory_as_run
 from ..errors import PlacementError, ScheduleError, ShardError
 from ..hardware import Hardware
@@ -115,10 +116,12 @@ class Candidate:
         donated = donated_places(lowered.traced.placed)
         memories = [memory_as_run(x, "inductor", donated) for x in programs]
         peaks: list[Callable[[], float]] = [lambda peak=x.peak: peak for x in memories]
-        times = step_times(programs, hardware, None, peaks, axis)
+        times = step_times(programs, hardware, None, peaks, axis, kernel_seconds)
         sent = [tuple(collectives_in(x.graph)) for x in programs]
         fullest = max(range(len(programs)), key=lambda k: memories[k].peak)
+        slowest = max(times, key=lambda time: time.total)
         total = sum(time.total for time in times)
+        computing = sum(time.mfu * time.total for time in times)
         places = lowered.placements
         chosen = attrs.evolve(placed, in_placements=places.in_placements)
         options = self.variant.options
@@ -126,7 +129,8 @@ class Candidate:
             axes=self.axes,
             strategy=self.layout.name,
             options=options,
-            time=max(times, key=lambda time: time.total),
+            time=slowest,
+            mfu=computing / (len(times) * slowest.total) if total else 0.0,
             memory=memories[fullest],
             collectives=max(sent, key=functools.partial(sent_bytes, axes=self.axes)),
             placements=places,

@@ -34,6 +34,7 @@ class Row:
         strategy: the name of the layout.
         options: the keywords of the step: microbatches, remat, schedule.
         time: of a step of one rank.
+        mfu: the share of the peak of all devices at which the model is computed, from 0 to 1.
         memory: of one rank.
         collectives: of one rank.
         placements: of the arguments.
@@ -51,6 +52,7 @@ class Row:
     strategy: str
     options: Mapping[str, Any]
     time: StepTime = attrs.field(repr=False)
+    mfu: float
     memory: Memory = attrs.field(repr=False)
     collectives: tuple[Collective, ...] = attrs.field(repr=False)
     placements: ArgumentPlacements = attrs.field(repr=False)
@@ -115,6 +117,7 @@ class Row:
             **self._cells_of_options(),
             "hardware": self.hardware,
             "time a step": human_seconds(self.time.total),
+            "MFU": f"{self.mfu:.1%}",
             "exposed": human_seconds(self.time.exposed),
             "sent a rank": ", ".join(by_axis) or "0 B",
             "peak a rank": human_bytes(self.peak),
@@ -151,7 +154,7 @@ class Refused:
 
     def cells(self) -> dict[str, str]:
         """Return what names it, by the heads of the columns."""
-        texts = {k: x.name if isinstance(x, Schedule) else str(x) for k, x in self.options.items()}
+        texts = {key: _text(x) for key, x in self.options.items()}
         return {"mesh": str(self.axes), "strategy": self.strategy, **texts}
 
 
@@ -254,6 +257,11 @@ def _beats(other: tuple[str, float, int], row: Row) -> bool:
     mine = row.time.total, row.peak
     is_no_worse = seconds <= mine[0] and peak <= mine[1]
     return hardware == row.hardware and is_no_worse and (seconds, peak) != mine
+
+
+def _text(x: Any) -> str:
+    """Name the value of an option."""
+    return f"{x.name}, {x.microbatches} microbatches" if isinstance(x, Schedule) else str(x)
 
 
 def _is_single(cells: Sequence[Mapping[str, str]], head: str) -> bool:

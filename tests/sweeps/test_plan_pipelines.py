@@ -81,7 +81,9 @@ def test_memory_forbids_gpipe_and_time_prefers_interleaved(compared: Any) -> Non
     assert all(plan.memory.peak <= 2 * 2**30 for plan in compared.rows)
     (refused,) = compared.refused
     assert refused.axes.sizes == (N,)
-    assert refused.why.startswith("gpipe, 16 microbatches: 2.2 GiB on pp=1, ")
+    assert refused.options["schedule"] is GPIPE
+    assert refused.why.startswith("2.2 GiB on pp=1, ")
+    assert f"  (pp=4), gpipe, 16 microbatches: {refused.why}" in str(compared).splitlines()
 
 
 def by_hand(schedule: sf.Schedule, args: Any) -> Iterator[Any]:
@@ -104,6 +106,8 @@ def test_figures_are_those_of_the_step_lowered_by_hand(compared: Any, which: int
     assert plan.time.total == max(time.total for time in times)
     idle = sum(time.bubble for time in times) / sum(time.total for time in times)
     assert plan.idle == idle
+    used = sum(time.mfu * time.total for time in times) / len(times)
+    assert 0 < plan.mfu == pytest.approx(used / plan.time.total)
 
 
 def test_the_table_says_schedule_stages_microbatches_and_idle_share(compared: Any) -> None:
@@ -204,7 +208,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "nothing fits": (
         lambda: found_for([*OF_TWO, sf.schedules.one_f_one_b(2, 4)], memory=1000),
-        "plan(step), memory: (pp=2): gpipe, 4 microbatches: ",
+        "plan(step), memory: (pp=2), gpipe, 4 microbatches: ",
     ),
     "the only one does not fit": (
         lambda: found_for(OF_TWO, memory=1000),

@@ -90,11 +90,12 @@ def swept() -> sf.Sweep:
 
 def figures(lowered: Any, row: Row) -> tuple[Any, ...]:
     hardware = {"H100 SXM, NVLink": "H100", "A100 SXM, NVLink": "A100"}[row.hardware]
-    return lowered.memory.peak, lowered.time(hardware).total, lowered.collectives
+    time = lowered.time(hardware)
+    return lowered.memory.peak, time.total, time.exposed, time.mfu, lowered.collectives
 
 
 def of_row(row: Row) -> tuple[Any, ...]:
-    return row.peak, row.time.total, row.collectives
+    return row.peak, row.time.total, row.time.exposed, row.mfu, row.collectives
 
 
 def ran(row: Row, **names: Any) -> Any:
