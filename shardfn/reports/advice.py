@@ -46,9 +46,8 @@ def first_change(
 
 def _sparing(x: SentByLine, reason: Reason) -> str:
     """Return a change that spares collectives, with what they are."""
-    place = f" at {x.place}" if x.place else ""
     waits = f", of which a rank waits {human_seconds(x.exposed)}" if x.exposed else ""
-    gain = f"{human_bytes(x.nbytes)} of {x}{place}, {human_seconds(x.seconds)}{waits}"
+    gain = f"{human_bytes(x.nbytes)} of {x}{x.place}, {human_seconds(x.seconds)}{waits}"
     return f"{reason.instead}. It spares {gain}"
 
 
@@ -58,16 +57,15 @@ def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: s
     if bound == BUBBLE:
         return "Change first: more microbatches, or a schedule with several stages a coordinate."
     if bound in (ARITHMETIC, TRAFFIC):
-        return f"No placement of one argument spares a collective that counts. Longest: {slowest}."
+        return f"No other placement of an argument spares much. The longest op is {slowest}."
     axis = bound.rpartition(" ")[2]
     rows = [x for x in reasons if x.axis == axis]
     longest = max(rows, key=lambda x: x.exposed, default=None)
     if longest is None:
         return ""
-    place = f" at {longest.place}" if longest.place else ""
     return (
-        f"Look first at {longest}{place}: a rank waits {human_seconds(longest.exposed)} for it. "
-        f"Fewer ranks on {axis}, or a larger batch, hide more of it."
+        f"Look first at {longest}{longest.place}: a rank waits {human_seconds(longest.exposed)} "
+        f"for it. Fewer ranks on {axis}, or a larger batch, hide more of it."
     )
 
 

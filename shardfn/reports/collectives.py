@@ -74,8 +74,9 @@ class SentByLine:
 
     @property
     def place(self) -> str:
-        """Where they come from: module and line, or the gradients that they carry."""
-        return located_in_program(self.source, self.module) or self.carries
+        """Where they come from, after a name: at module and line, or for what they carry."""
+        line = located_in_program(self.source, self.module)
+        return f" at {line}" if line else f" for {self.carries}" if self.leaves else ""
 
     @property
     def carries(self) -> str:

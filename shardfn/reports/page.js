@@ -4,7 +4,7 @@ const contents = JSON.parse(document.getElementById("contents").textContent);
 const text = (number) => contents.strings[number];
 const byId = (id) => document.getElementById(id);
 const COLOURS = 8;
-const ROWS = 12; // of a table, before a button shows all
+const ROWS = innerWidth < 560 ? 6 : 12; // of a table, before a button shows all
 
 // Elements and texts
 
@@ -43,7 +43,7 @@ const colour = (k) => `var(--c${k % COLOURS})`;
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 const code = (name) => element("code", {}, name);
-const swatched = (fill, name) => element("span", {}, element("i", { class: "swatch", style: `background:${fill}` }), name);
+const swatched = (fill, name) => element("span", { class: "swatched" }, element("i", { class: "swatch", style: `background:${fill}` }), name);
 
 function place(source, module) {
   const cell = element("span");
@@ -63,14 +63,16 @@ function table(caption, columns, rows, options = {}) {
   const region = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, made);
   const more = element("button", { type: "button" });
   const count = element("p", { class: "note" });
-  const line = (row) => row.filter((cell) => cell !== null).map((cell) => cell.textContent ?? cell).join(" ").toLowerCase();
-  const lines = rows.map(line);
+  const cells = rows.map((row, k) => ({ row, detail: options.details?.[k] }));
+  const words = ({ row, detail }) => [...row, detail ?? ""].map((cell) => cell.textContent ?? cell).join(" ").toLowerCase();
+  const lines = cells.map(words);
   let wanted = "", isAll = false;
   const fill = () => {
-    const fitting = rows.filter((_, k) => lines[k].includes(wanted));
+    const fitting = cells.filter((_, k) => lines[k].includes(wanted));
     const shown = isAll ? fitting : fitting.slice(0, ROWS);
-    body.replaceChildren(...shown.map((row) => element("tr", {},
-      ...row.map((cell, k) => element("td", { class: columns[k][1] }, cell ?? "")))));
+    body.replaceChildren(...shown.flatMap(({ row, detail }) => [
+      element("tr", {}, ...row.map((cell, k) => element("td", { class: columns[k][1], "data-label": columns[k][0] }, cell ?? ""))),
+      ...(detail ? [element("tr", { class: "detail" }, element("td", { colspan: columns.length }, detail))] : [])]));
     more.hidden = shown.length === fitting.length;
     more.textContent = `Show all ${plural(fitting.length, "row")}`;
     count.textContent = wanted ? `${plural(fitting.length, "row")} with "${wanted}"` : "";
@@ -136,7 +138,19 @@ function drawMemory() {
   const m = contents.memory;
   const used = m.kinds.map((name, k) => [name, k]).filter(([, k]) => m.moments.some((row) => row[2 + k]));
   const chart = byId("memory-chart");
-  if (m.moments.length) chart.append(...memoryChart(m, used));
+  chart.append(element("p", {}, peakOf(m)));
+  if (m.moments.length) {
+    const frame = element("div"), wide = () => Math.max(320, chart.clientWidth);
+    let last = 0;
+    const draw = () => {
+      if (wide() === last) return;
+      last = wide();
+      frame.replaceChildren(...memoryChart(m, used, last));
+    };
+    chart.append(frame);
+    new ResizeObserver(draw).observe(chart);
+    draw();
+  }
   const rows = m.alive.map((row) => [
     swatched(colour(row.kind), m.kinds[row.kind]), code(text(row.name)), code(`${text(row.dtype)}[${row.shape.join(", ")}]`),
     row.count.toLocaleString("en"), bytes(row.nbytes), share(row.nbytes, m.peak), place(row.source, row.module)]);
@@ -147,8 +161,8 @@ function drawMemory() {
     `${plural(m.left_out_rows, "smaller row")} left out, ${bytes(m.left_out)} in all.`));
 }
 
-function memoryChart(m, used) {
-  const wide = 1000, high = 240, left = 70, top = 14, bottom = 22;
+function memoryChart(m, used, wide) {
+  const high = 240, left = 70, top = 14, bottom = 22;
   const inner = wide - left - 8, tall = high - top - bottom, n = m.moments.length;
   const total = (row) => row.slice(2).reduce((a, b) => a + b, 0);
   const most = Math.max(m.peak, ...m.moments.map(total)) || 1;
@@ -201,13 +215,28 @@ function memoryChart(m, used) {
   return [svg, keys(names), readout];
 }
 
+function peakOf(m) {
+  const sums = new Map();
+  for (const row of m.alive) sums.set(row.kind, (sums.get(row.kind) ?? 0) + row.nbytes);
+  const kinds = [...sums].sort((a, b) => b[1] - a[1]).map(([kind, n]) => `${bytes(n)} of ${m.kinds[kind]}`);
+  const at = placed({ source: m.at, module: m.module });
+  const [first] = m.alive;
+  const largest = first ? ` The largest: ${text(first.name)}${placed(first) ? ` at ${placed(first)}` : ""}, ${bytes(first.nbytes)}.` : "";
+  return `The peak is ${bytes(m.peak)}${at ? `, at ${at}` : ""}: ${kinds.join(", ")}.${largest}`;
+}
+
+// The forward, the backward and what follows, as [from, to, name]; nothing without a backward. Where
+// both run at once, the border is where the fewest ops are on the wrong side.
 function phases(m) {
-  const found = [];
-  m.moments.forEach((row, k) => {
-    const name = text(row[1]), last = found[found.length - 1];
-    if (last && last[2] === name) last[1] = k + 1; else found.push([k, k + 1, name]);
+  const names = m.moments.map((row) => text(row[1])), n = names.length;
+  if (!names.includes("backward")) return [];
+  const last = names.lastIndexOf("backward") + 1;
+  let wrong = names.filter((name) => name === "forward").length, border = 0, least = wrong;
+  names.slice(0, last).forEach((name, k) => {
+    wrong += name === "backward" ? 1 : name === "forward" ? -1 : 0;
+    if (wrong < least) { least = wrong; border = k + 1; }
   });
-  return found.filter(([from, to, name]) => name && to - from > m.moments.length / 10);
+  return [[0, border, "forward"], [border, last, "backward"], [last, n, "after it"]].filter(([from, to]) => to - from > n / 12);
 }
 
 // Collectives
@@ -218,14 +247,32 @@ function drawCollectives() {
     swatched(colour(axes.indexOf(text(row.axis)) + 1), code(`${text(row.kind)}${row.op ? " " + text(row.op) : ""} over ${text(row.axis)}`)),
     bytes(row.nbytes), row.count.toLocaleString("en"), seconds(row.seconds), seconds(row.exposed),
     row.implicit ? element("span", { class: "tag warn" }, "implicit") : element("span", { class: "tag plain" }, "a placement"),
-    sentFrom(row), remedy(row)]);
+    sentFrom(row)]);
+  const details = contents.collectives.map((row) => (row.why || row.instead ? remedy(row) : null));
   if (!rows.length) {
     byId("sent").append(element("p", {}, "Ranks send each other nothing."));
     return;
   }
-  byId("sent").append(...table("Collectives of a step by line; bytes are the payload of a rank",
-    [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"], ["Asked by", ""], ["Module and line", "where"], ["Why, and what spares it", "wide"]],
-    rows, { filter: "Find a collective" }));
+  byId("sent").append(element("p", {}, mostSent()));
+  byId("sent").append(...table("Collectives of a step by line, the longest wait first; bytes are the payload of a rank",
+    [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"], ["Asked by", ""], ["Module and line", "where"]],
+    rows, { filter: "Find a collective", details }));
+}
+
+function mostSent() {
+  const all = contents.collectives, s = contents.summary;
+  const origin = (row) => (placed(row) ? ` at ${placed(row)}` : row.carries ? ` for ${text(row.carries)}` : "");
+  const named = (row) => `${text(row.kind)} over ${text(row.axis)}${origin(row)}`;
+  const largest = all.reduce((a, b) => (b.nbytes > a.nbytes ? b : a));
+  const [longest] = all;
+  const waits = longest.exposed ? ` A rank waits longest for ${named(longest)}: ${seconds(longest.exposed)}.` : " A rank waits for none of them.";
+  return `A rank sends ${bytes(s.nbytes)} by ${plural(s.collectives, "collective")}. Most bytes: ${named(largest)}, ${bytes(largest.nbytes)}.${waits}`;
+}
+
+function placed(row) {
+  const line = row.source ? baseName(text(row.source)) : "";
+  if (row.module) return line ? `${text(row.module)} (${line})` : text(row.module);
+  return line;
 }
 
 function sentFrom(row) {
@@ -254,26 +301,57 @@ function drawPlacements() {
     code(text(row.path)), code(text(row.placement)), `${text(row.dtype)} ${text(row.shape).replaceAll("x", " × ")}`,
     row.count.toLocaleString("en"), bytes(row.nbytes)]);
   byId("placed").append(element("p", {}, p.total + "."));
-  const groups = new Map();
-  p.rows.forEach((row, k) => {
-    const name = text(row.path), end = Math.max(name.lastIndexOf("."), name.lastIndexOf("["));
-    const group = end > 0 ? name.slice(0, end) : "arguments";
-    groups.set(group, [...(groups.get(group) ?? []), k]);
-  });
   const columns = [["Argument", "wide"], ["Placement", "where"], ["Global shape", "where"], ["Count", "n"], ["Bytes of a rank", "n"]];
-  const isFolded = groups.size > 1 && rows.length > 12;
-  if (!isFolded) byId("placed").append(...table("Placements of the arguments", columns, rows, { filter: "Find an argument" }));
-  for (const [name, numbers] of isFolded ? groups : []) {
-    const sum = numbers.reduce((n, k) => n + p.rows[k].nbytes, 0);
-    const fold = element("details", {}, element("summary", {}, element("code", {}, name), " ",
-      element("small", {}, `${plural(numbers.length, "row")}, ${bytes(sum)}`)));
-    fold.addEventListener("toggle", () => {
-      if (fold.children.length === 1) fold.append(...table(`Placements in ${name}`, columns, numbers.map((k) => rows[k])));
-    });
-    byId("placed").append(fold);
+  if (rows.length <= ROWS) byId("placed").append(...table("Placements of the arguments", columns, rows));
+  else {
+    const tree = element("div");
+    const show = (wanted) => {
+      const kept = rows.map((_, k) => k).filter((k) => rows[k].map((cell) => cell.textContent ?? cell).join(" ").toLowerCase().includes(wanted));
+      const root = treeOf(kept);
+      tree.replaceChildren(...[...root.children].map(([name, node]) => branch(name, node, columns, rows, Boolean(wanted))), ...own(root, columns, rows));
+      if (!kept.length) tree.append(element("p", { class: "note" }, "No argument has this name or placement."));
+    };
+    byId("placed").append(search("Find an argument or a placement", show), tree);
+    show("");
   }
   if (p.left_out) byId("placed").append(element("p", { class: "note" }, `${plural(p.left_out, "row")} left out.`));
 }
+
+// The modules of arguments, by the names in their paths: of p['layers.0.up'] those are p, layers, 0.
+function treeOf(numbers) {
+  const root = { children: new Map(), numbers: [] };
+  for (const k of numbers) {
+    const names = text(contents.placements.rows[k].path).replace(/\[['"]?([^\]'"]*)['"]?\]/g, ".$1").split(".");
+    let node = root;
+    for (const name of names.slice(0, -1)) {
+      if (!node.children.has(name)) node.children.set(name, { children: new Map(), numbers: [] });
+      node = node.children.get(name);
+    }
+    node.numbers.push(k);
+  }
+  return root;
+}
+
+function branch(name, node, columns, rows, isOpen) {
+  while (node.children.size === 1 && !node.numbers.length) {
+    const [[inner, next]] = node.children;
+    name += "." + inner;
+    node = next;
+  }
+  const every = (each) => [...each.numbers, ...[...each.children.values()].flatMap(every)];
+  const all = every(node), sum = all.reduce((n, k) => n + contents.placements.rows[k].nbytes, 0);
+  const made = element("details", {}, element("summary", {}, code(name), " ", element("small", {}, `${plural(all.length, "row")}, ${bytes(sum)}`)));
+  const open = () => {
+    if (made.children.length > 1) return;
+    made.append(...[...node.children].map(([inner, next]) => branch(inner, next, columns, rows, isOpen)), ...own(node, columns, rows, name));
+  };
+  made.addEventListener("toggle", open);
+  if (isOpen) { open(); made.open = true; }
+  return made;
+}
+
+const own = (node, columns, rows, name = "the arguments") =>
+  (node.numbers.length ? table(`Placements in ${name}`, columns, node.numbers.map((k) => rows[k])) : []);
 
 // The program
 

@@ -86,7 +86,8 @@ def _implicit(
     """Return why a collective that nothing asked for is sent, and a constraint that spares it."""
     if x is None:
         return Reason("no placement asked for it")
-    why = f"{x.op.removeprefix('aten.')} needs {x.argument} as {x.wanted}, and it is {x.value}"
+    op = x.op.removeprefix("aten.").removesuffix(".default")
+    why = f"{op} needs its argument {x.argument} as {x.wanted}, and it is {x.value}"
     if x.whole:
         why += f"; the op is computed replicated: {x.whole}"
     maker = made.get(step.source.number)

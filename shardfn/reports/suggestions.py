@@ -160,7 +160,6 @@ class _Search:
     groups: ParameterGroups
     operands: dict[Node, list[Node]]
     moves: dict[Key, list[tuple[plan.Sending, Move]]]
-    now: Planned
     is_large: bool
 
     @classmethod
@@ -174,14 +173,20 @@ class _Search:
         for step, move in communicating_moves(chosen):
             moves[key_of_move(chosen, step, move)].append((step, move))
         groups, operands = ParameterGroups(graph), inputs_of_bodies(graph)
-        now = _planned(lowered, hardware, chosen)
         is_large = len(graph.nodes) > LARGE
-        return cls(lowered, hardware, groups, operands, dict(moves), now, is_large)
+        return cls(lowered, hardware, groups, operands, dict(moves), is_large)
 
     @property
     def chosen(self) -> plan.Plan:
         """The plan of the step as it is."""
         return self.lowered.partition
+
+    @functools.cached_property
+    def now(self) -> Planned:
+        """The step as it is, planned as the others are."""
+        if self.is_large:
+            return self.planned({}, {})
+        return _planned(self.lowered, self.hardware, self.chosen)
 
     @property
     def placeholders(self) -> list[Node]:
@@ -319,7 +324,9 @@ class _Search:
         """
         found: list[tuple[float, int, Suggestion]] = []
         keys = {key_of_move(self.chosen, step, move) for step, move in self.moves_of(row)}
-        before = sum(self.now.sent[k] for k in keys)
+        before = sum(self.now.sent.get(k, 0) for k in keys)
+        if not before:
+            return None
         for ins, outs in attempts:
             planned = self.planned(ins, outs)
             is_spared = sum(planned.sent.get(k, 0) for k in keys) <= LEFT * before

@@ -11,6 +11,8 @@ from ..byte_sizes import human_bytes
 from ..durations import human_seconds
 
 ARITHMETIC, TRAFFIC, BUBBLE = "arithmetic", "memory traffic", "the bubble"
+COMMUNICATION = "communication over "
+MUCH = 0.1  # of a step, from which on waits have a sentence
 
 
 @attrs.frozen
@@ -74,7 +76,11 @@ class Summary:
         if not self.total or not self.bound:
             return []
         share = self.parts[self.bound] / self.total
-        return [f"{capitalised(self.bound)} bounds it: {share:.0%} of the step."]
+        lines = [f"{capitalised(self.bound)} bounds it: {share:.0%} of the step."]
+        waits = sum(x for name, x in self.parts.items() if name.startswith(COMMUNICATION))
+        if waits >= MUCH * self.total and not self.bound.startswith(COMMUNICATION):
+            lines.append(f"For {waits / self.total:.0%} of the step a rank waits for collectives.")
+        return lines
 
     def contents(self) -> dict[str, Any]:
         """Return the figures as JSON has them."""
@@ -99,4 +105,4 @@ def capitalised(text: str) -> str:
 
 def communication_over(axis: str) -> str:
     """Return the name of the time in which a rank waits for collectives over an axis."""
-    return f"communication over {axis}"
+    return f"{COMMUNICATION}{axis}"

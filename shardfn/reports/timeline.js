@@ -17,7 +17,8 @@ function timelineRows(t) {
       tracks.get(row).push(event);
     }
     let isFirst = true;
-    for (const [track, events] of tracks) {
+    const order = ["compute", ...contents.axes.map(([name]) => `axis ${name}`)];
+    for (const [track, events] of [...tracks].sort(([a], [b]) => order.indexOf(a) - order.indexOf(b))) {
       events.sort((a, b) => a[1] - b[1]);
       rows.push({ lane: k, track, events, title: lane.title, isFirst, label: track.replace("axis ", "over ") });
       isFirst = false;
