@@ -1,24 +1,27 @@
-"""The time of a step: bars of what computes and what each link sends, and the longest ops."""
+"""The time of a step: its timeline, bars of what is busy, and the longest ops."""
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..durations import human_seconds
 from ..inspect.step_time import StepTime
+from ..inspect.timeline.events import BUBBLE, COMPUTE, EXPOSED, axis_track
 from ..source_text import located_in_program
 from .bars import Bar, bars, keys
 from .collectives import colours_of
 from .sheet import MARGIN, ON_COLOUR, SMALL, WIDTH, Panel, Sheet, box, label, short, wide_of
+from .timeline import timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LEFT, RIGHT = 66.0, 54.0  # points for names and times
 ROW = 20.0
-COMPUTE, EXPOSED, BUBBLE = "#99ddff", "#ee8866", "#dddddd"
+BUSY, WAITING, IDLE = "#99ddff", "#ee8866", "#dddddd"
 WAITS = "////"
 
 
@@ -36,13 +39,17 @@ def step_time(x: StepTime) -> Sheet:
     lines = [f"{x.name}: {human_seconds(x.total)} a step on {x.hardware}"]
     lines += [line.strip() for line in x.out_of_memory_line()]
     notes = [f"{x.endless} while loops count as one step each."] if x.endless else []
-    return Sheet(lines, panels_of(x), notes)
+    colours = colours_of(op.axis for op in x.ops if op.axis is not None)
+    tracks = {axis_track(axis): colour for axis, colour in colours.items()}
+    own = {COMPUTE: BUSY, EXPOSED: WAITING, BUBBLE: IDLE}
+    panel, left_out = timeline(x, collections.defaultdict(lambda: IDLE, {**tracks, **own}))
+    return Sheet(lines, [panel, *panels_of(x)], [*notes, *left_out])
 
 
 def panels_of(x: StepTime, most: int = 8) -> list[Panel]:
     """Draw the parts of a step, and its longest ops and collectives."""
     colours = colours_of(op.axis for op in x.ops if op.axis is not None)
-    lanes = [("step", _parts(x)), ("compute", _by_name(x, None, COMPUTE))]
+    lanes = [("step", _parts(x)), ("compute", _by_name(x, None, BUSY))]
     lanes += [(f"over {axis}", _by_name(x, axis, colours[axis])) for axis in colours]
     lanes = [(name, parts) for name, parts in lanes if parts]
     draw = functools.partial(_draw, lanes)
@@ -55,7 +62,7 @@ def panels_of(x: StepTime, most: int = 8) -> list[Panel]:
             f"{op.count} × {op.name}" + ("" if op.axis is None else f" over {op.axis}"),
             op.seconds,
             human_seconds(op.seconds),
-            COMPUTE if op.axis is None else colours[op.axis],
+            BUSY if op.axis is None else colours[op.axis],
             located_in_program(op.source, op.module),
         )
         for op in x.ops
@@ -67,9 +74,9 @@ def panels_of(x: StepTime, most: int = 8) -> list[Panel]:
 def _parts(x: StepTime) -> list[Part]:
     """Return what a step consists of, one after the other."""
     parts = [
-        Part("compute", x.compute, COMPUTE),
-        Part("exposed communication", x.exposed, EXPOSED),
-        Part("bubble", x.bubble, BUBBLE, WAITS),
+        Part("compute", x.compute, BUSY),
+        Part("exposed communication", x.exposed, WAITING),
+        Part("bubble", x.bubble, IDLE, WAITS),
     ]
     return [part for part in parts if part.seconds]
 

@@ -97,6 +97,21 @@ def swept(memory: str | None = None, hardware: tuple[str, ...] = ("H100", "A100"
     return sf.sweep(step, *arguments(), meshes=meshes, strategies=strategies, **options)
 
 
+def pipelined() -> Any:
+    """A step in two stages."""
+
+    def loss(params: Any, x: Any) -> Any:
+        for w in params:
+            x = torch.tanh(x @ w)
+        return x.square().mean()
+
+    with sf.fake_world(2, numerics=False):
+        mesh = sf.make_mesh((2,), ("pp",))
+        where = ([P(pp=0), P(pp=0), P(pp=1), P(pp=1)], P())
+        run = sf.shard(sf.pipelined_grad(loss, 4), mesh, where, backend="aten")
+        return run.lower([sf.ShapeDtype((256, 256))] * 4, sf.ShapeDtype((1024, 256)))
+
+
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "even": lambda: placed(torch.zeros(24, 64), P("dp", "tp")),
     "uneven": lambda: placed(X.reshape(6, 5), P("dp", "tp")),
@@ -120,6 +135,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "placements": lambda: lowered().placements,
     "memory": lambda: lowered().memory,
     "time": lambda: lowered().time("A100"),
+    "time of a pipeline": lambda: pipelined().time("A100"),
     "explanation": explanation,
     "no collective": lambda: sf.explain(sf.jit(torch.sin), X),
     "bucket plan": lambda: lowered().plan,

@@ -219,6 +219,45 @@ def test_the_bars_of_time_are_its_parts() -> None:
     assert share == pytest.approx(time.exposed / time.compute)
 
 
+def test_the_timeline_has_each_collective_at_its_time() -> None:
+    time = example("time")
+    sent = [x for x in time.events if x.track.startswith("axis ")]
+    figure = sf.draw(time)
+    panel = figure.axes[0]
+    drawn = [patch for patch in panel.patches if " over " not in patch.get_gid()]
+    own = [x for x in drawn if x.get_y() > panel.patches[0].get_y()]  # below the row of compute
+    assert len(own) == len(sent)
+    line = panel.lines[0].get_xdata()
+    scale = (line[1] - line[0]) / time.total
+    starts = sorted(line[0] + scale * x.start for x in sent)
+    assert [x.get_x() for x in sorted(own, key=lambda x: x.get_x())] == pytest.approx(starts)
+    first = [x for x in panel.patches if x.get_y() == panel.patches[0].get_y()]
+    assert sum(x.get_width() for x in first) == pytest.approx(line[1] - line[0], rel=0.01)
+
+
+def test_a_pipeline_has_a_row_for_each_stage() -> None:
+    time = example("time of a pipeline")
+    texts = texts_of(sf.draw(time))
+    assert "pp=0" in texts and "pp=1" in texts and "pp=0 over pp" in texts
+    found = boxes(sf.draw(time))
+    assert any(text.startswith("F of stage 1, microbatch 0") for text in found)
+    assert any(text.startswith("wait for ") for text in found)
+
+
+def test_many_events_of_a_timeline_are_few_boxes() -> None:
+    x = sf.ShapeDtype((4, 4))
+    deep = sf.jit(lambda x: [x := x.sin() + k for k in range(400)][-1], backend="aten")
+    time = deep.lower(x).time()
+    panel = sf.draw(time).axes[0]
+    assert len(time.events) > 400 and len(panel.patches) < 200
+    assert sum(patch.get_width() for patch in panel.patches) == pytest.approx(
+        panel.lines[0].get_xdata()[1] - panel.lines[0].get_xdata()[0], rel=0.01
+    )
+    loop = sf.jit(lambda w, x: sf.scan(lambda h, w: (torch.tanh(h @ w), None), x, w)[0])
+    time = loop.lower(sf.ShapeDtype((4000, 2, 2)), sf.ShapeDtype((2, 2))).time()
+    assert "A loop is one block" in texts_of(sf.draw(time))
+
+
 def test_each_collective_is_in_the_picture_of_an_explanation() -> None:
     explained = example("explanation")
     text = texts_of(sf.draw(explained))
