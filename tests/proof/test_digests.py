@@ -20,13 +20,9 @@ from ranks import run_ranks
 import shardfn as sf
 from shardfn import P
 from shardfn.mesh import all_coordinates
-from shardfn.proof.comparisons.digests import (
-    DigestComparison,
-    hash_of,
-    norm_of,
-    projection_of,
-    read_digests,
-)
+from shardfn.proof.comparisons.compare_digests import DigestComparison
+from shardfn.proof.comparisons.digests import hash_of, norm_of, projection_of
+from shardfn.proof.comparisons.read_digests import read_digests
 from shardfn.runtime.layouts import cut
 from shardfn.types import MeshAxes
 from shardfn.world import current_world

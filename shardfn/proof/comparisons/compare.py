@@ -25,7 +25,7 @@ from ...tracebacks import filter_errors
 from ...transforms.sharding._shard import Shard
 from ...types import MeshAxes, MeshPlacements
 from .aligned import Alignment, aligned, errors_between, first_other_node
-from .digests import DigestComparison, compare_digests
+from .compare_digests import DigestComparison, compare_digests
 from .layouts import EXAMPLE, Side, layout_of, run
 from .op_results import OpError, errors_of, op_of
 from .rounding import epsilons
