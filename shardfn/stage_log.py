@@ -18,6 +18,7 @@ log = logging.getLogger("shardfn")
 STAGES = {
     "capture": "capturing",
     "replay": "capturing",
+    "choose": "choosing placements of",
     "partition": "planning",
     "schedule": "scheduling",
     "compile": "compiling",

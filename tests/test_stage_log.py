@@ -126,6 +126,14 @@ def test_a_compilation_has_a_line_with_its_ops_and_a_repeated_call_none(records:
     assert records == []
 
 
+def test_a_choice_of_placements_has_a_line(records: list[str]) -> None:
+    with sf.fake_world(2, numerics=False):
+        mesh = sf.make_mesh((2,), ("dp",))
+        sf.shard(lambda x: x * 2, mesh, sf.auto).lower(torch.ones(4))
+    kinds = [line.split()[0] for line in records]
+    assert kinds == ["capture", "choose", "partition", "schedule"]
+
+
 def test_ranks_that_differ_are_one_schedule(records: list[str]) -> None:
     with sf.fake_world(3, numerics=False):
         mesh = sf.make_mesh((3,), ("dp",))

@@ -41,7 +41,8 @@ def test_the_examples_of_a_page_run(
     text = Path(ROOT, "docs", page).read_text()
     program = "\n".join(EXAMPLE.findall(text))
     assert program
-    module = types.ModuleType("examples_of_a_page")
+    # a name of its own, as Dynamo remembers modules by name
+    module = types.ModuleType(f"examples_of_{Path(page).stem.replace('-', '_')}")
     monkeypatch.chdir(tmp_path)  # some write files
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(program, f"docs/{page}", "exec"), vars(module))

@@ -20,6 +20,7 @@ from ...partition.rule_api import registry
 from ...placement import AUTO, is_spec, marks_of, spec_of
 from ...runtime import Request, trace
 from ...runtime.stages.choosing import chosen
+from ...stage_log import stage
 from ...types import MeshPlacements, ShapeDtype, stage_of
 
 KNOWN = 64  # choices that a function remembers; the oldest is dropped first
@@ -118,7 +119,8 @@ def choose(
     _refuse_stages(request.name, placed)
     free = {i for i, spec in enumerate(asked) if spec is AUTO}
     is_free = [i in free and not isinstance(leaves[i], DTensor) for i in placed.tensors]
-    found = chosen(traced, is_free, limit, hardware)
+    with stage("choose", request.name):
+        found = chosen(traced, is_free, limit, hardware)
     marks: list[MeshPlacements | None] = [None] * len(asked)
     specs = [None if spec is AUTO else spec for spec in asked]
     for i, now in zip(placed.tensors, found.marks, strict=True):
