@@ -19,8 +19,6 @@ from shardfn import P
 FOLDER = Path(__file__).parent
 WIDTH, HEADS, INNER, WORDS, LAYERS, BATCH, TOKENS = 4096, 32, 14336, 32000, 2, 16, 4096
 CHROMIUM = "/usr/bin/chromium"
-# the name of each picture, the colours of its page, and what stands at its top
-SHOTS = (("step", "light", "header"), ("collectives", "dark", "#collectives"))
 
 
 class Attention(nn.Module):
@@ -99,24 +97,35 @@ def lowered() -> Any:
         return train.lower(shapes, tokens, tokens)
 
 
+def mistaken() -> Any:
+    """A forward whose first weight is sharded on the dim that is summed over."""
+    forward = lambda p, x: torch.relu(x @ p["up"]) @ p["down"]
+    params = {"up": sf.ShapeDtype((1024, 4096)), "down": sf.ShapeDtype((4096, 1024))}
+    wrong = {"up": P("tp", None), "down": P("tp", None)}
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((4,), ("tp",))
+        step = sf.shard(forward, mesh, (wrong, P()))
+        return step.lower(params, sf.ShapeDtype((512, 1024)))
+
+
+# the name of each picture, its step, the colours of its page, and what stands at its top
+SHOTS = (("step", lowered, "light", "header"), ("collectives", mistaken, "dark", "#collectives"))
+
+
 def main() -> int:
-    """Write the page, and two pictures of it."""
+    """Write the pages, and a picture of each."""
     from playwright.sync_api import sync_playwright
 
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()) / "report.html"
-    print(lowered().report(path=path))
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for name, scheme, first in (
-            ("step", "light", "header"),
-            ("collectives", "dark", "#memory"),
-        ):
+        for name, step, scheme, first in SHOTS:
+            path = folder / f"{name}.html"
+            print(step().report(path=path))
             page = browser.new_page(viewport={"width": 1000, "height": 1100}, color_scheme=scheme)
             page.goto(path.resolve().as_uri())
-            page.locator(first).scroll_into_view_if_needed()
-            page.evaluate(
-                f"document.querySelector('{first}').scrollIntoView({{behavior: 'instant'}})"
-            )
+            page.evaluate(f"document.querySelector('{first}').scrollIntoView()")
+            page.wait_for_timeout(1500)
             page.screenshot(path=FOLDER / f"{name}.png")
         browser.close()
     return 0

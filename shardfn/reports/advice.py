@@ -13,9 +13,10 @@ from ..placement import names_of
 from ..placement_table import Placements
 from ..source_text import located_in_program
 from .collectives import Reason, SentByLine
-from .summary import ARITHMETIC, BUBBLE, TRAFFIC, Summary
+from .summary import BUBBLE, Summary
 
 WORTH = 0.01  # of the step: a smaller change is not named
+MUCH = 0.05  # of the step: a shorter wait is not named
 
 
 def first_change(
@@ -56,16 +57,14 @@ def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: s
     bound = summary.bound
     if bound == BUBBLE:
         return "Change first: more microbatches, or a schedule with several stages a coordinate."
-    if bound in (ARITHMETIC, TRAFFIC):
+    longest = max(reasons, key=lambda x: x.exposed, default=None)
+    if longest is None or longest.exposed < MUCH * summary.total:
         return f"No other placement of an argument spares much. The longest op is {slowest}."
-    axis = bound.rpartition(" ")[2]
-    rows = [x for x in reasons if x.axis == axis]
-    longest = max(rows, key=lambda x: x.exposed, default=None)
-    if longest is None:
-        return ""
+    why = reasons[longest].why
     return (
-        f"Look first at {longest}{longest.place}: a rank waits {human_seconds(longest.exposed)} "
-        f"for it. Fewer ranks on {axis}, or a larger batch, hide more of it."
+        f"Look first at {longest}{longest.place}, for which a rank waits "
+        f"{human_seconds(longest.exposed)}{f' ({why})' if why else ''}: fewer ranks on "
+        f"{longest.axis}, or a larger batch, hide more of it."
     )
 
 

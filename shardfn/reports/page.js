@@ -365,7 +365,7 @@ function drawProgram() {
   const show = (wanted) => {
     const found = { n: 0 };
     const kept = wanted ? blocks.map((block) => matching(block, wanted, found)).filter(Boolean) : blocks;
-    tree.replaceChildren(...kept.map((block) => fold(block, wanted, blocks.length === 1 || Boolean(wanted))));
+    tree.replaceChildren(...kept.map((block) => fold(block, wanted, blocks.length === 1 || Boolean(wanted), ops < 80)));
     count.textContent = wanted ? `${plural(found.n, "line")} with "${wanted}".` : note;
   };
   byId("ops").append(search("Find an op, a line or a module", show), count, tree);
@@ -384,7 +384,7 @@ function matching([title, ops, left, lines], wanted, found) {
   return kept.length ? [title, ops, left, kept] : null;
 }
 
-function fold([title, ops, left, lines], wanted, isOpen) {
+function fold([title, ops, left, lines], wanted, isOpen, isSmall) {
   const some = left ? `${plural(ops, "op")}, ${left.toLocaleString("en")} left out` : plural(ops, "op");
   const made = element("details", {}, element("summary", {}, element("code", {}, title), " ", element("small", {}, some)));
   const open = () => {
@@ -394,7 +394,7 @@ function fold([title, ops, left, lines], wanted, isOpen) {
     for (const line of lines) {
       if (typeof line === "string") { texts.push(...highlighted(line, wanted), "\n"); continue; }
       flush();
-      made.append(fold(line, wanted, Boolean(wanted) && lines.length < 20));
+      made.append(fold(line, wanted, isSmall || (Boolean(wanted) && lines.length < 20), isSmall));
     }
     flush();
   };

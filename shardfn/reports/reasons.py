@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch.fx import Node
 
 from ..byte_sizes import human_bytes
+from ..collectives import ALL_GATHER
 from ..inspect.transfers import Transfer, communicating_moves
 from ..ops.nodes import origin_of
 from ..ops.placement import ALIGN
@@ -68,7 +69,8 @@ def _by_key(lowered: Lowered) -> dict[Key, Reason]:
     for (step, move), transfer in zip(moves, weighed, strict=True):
         axis = chosen.axes.names[move.axis]
         if step.node.target is ALIGN:
-            reason = Reason(f"the gradient of a parameter, reduced over {axis}")
+            done = "gathered" if move.kind == ALL_GATHER else "reduced"
+            reason = Reason(f"the gradient of a parameter, {done} over {axis}")
         elif not step.implicit:
             asked = "the placement of a result" if step.node.op == "output" else "sf.constrain"
             reason = Reason(f"{asked} asks for it")

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from torch.fx import Node
 
-from ..collectives import ALL_REDUCE
+from ..collectives import ALL_GATHER, ALL_REDUCE
 from ..hardware import Hardware
 from ..inspect.everywhere import inputs_of_bodies
 from ..inspect.transfers import communicating_moves
@@ -25,8 +25,10 @@ from ..partition.auto import fused_op_cost
 from ..partition.auto.parameter_groups import ParameterGroups
 from ..partition.planner import op_cost
 from ..partition.planner.plan_price import PlanPrice, plan_price
-from ..partition.planner.start_costs import parameter_slots, with_hardware_links
-from ..partition.propagate import GREEDY, propagate
+from ..partition.planner.start_costs import parameter_slots, with_hardware_links, with_links
+from ..partition.propagate import propagate, run_walk
+from ..partition.propagation.values import NO_ADVICE
+from ..partition.propagation.walk import Walk
 from ..partition.redistribute import Move
 from ..patterns import general
 from ..placement import P, spec_of
@@ -40,7 +42,7 @@ ARGUMENTS = 4  # arguments near an op that are tried
 SHOWN = 4  # changes in a text
 ROWS = 12  # collectives for which placements are looked for
 NODES = 20_000  # of all plans that are made; a large program is planned less often
-LARGE = 150  # nodes of a program whose plans are greedy: a plan of all ops takes long
+LARGE = 150  # nodes of a program whose other ops stay as they are: a plan of all takes long
 ABOUT = 1.02  # of a price or a size, that counts as no more
 LESS = 0.999  # of the bytes that are sent, that counts as fewer
 SMALLER = 0.8  # of the arguments of a rank, that counts as a smaller share
@@ -183,9 +185,7 @@ class _Search:
 
     @functools.cached_property
     def now(self) -> Planned:
-        """The step as it is, planned as the others are."""
-        if self.is_large:
-            return self.planned({}, {})
+        """The step as it is."""
         return _planned(self.lowered, self.hardware, self.chosen)
 
     @property
@@ -223,7 +223,7 @@ class _Search:
         step, move = moves[0]
         if step.node.op == "output":
             yield from self.other_results(moves)
-        elif step.node.target is ALIGN and move.kind == ALL_REDUCE:
+        elif step.node.target is ALIGN and move.kind in (ALL_REDUCE, ALL_GATHER):
             yield from self.sharded_parameters(moves)
         if not step.implicit:
             return
@@ -341,8 +341,12 @@ class _Search:
         axes, before, results, unreduced = traced.placements()
         inputs: list[Any] = [ins.get(i, marks) for i, marks in enumerate(before)]
         outputs = [None if i in outs else marks for i, marks in enumerate(results)]
-        planner = GREEDY if self.is_large else traced.request.planner
-        chosen = propagate(traced.program, axes, inputs, outputs, unreduced, planner)
+        if self.is_large:  # each op as it is placed now, where that is known
+            walk = Walk(with_links(axes), traced.program.name, self.chosen.advice or NO_ADVICE)
+            chosen = run_walk(walk, traced.program, inputs, outputs, unreduced)
+        else:
+            planner = traced.request.planner
+            chosen = propagate(traced.program, axes, inputs, outputs, unreduced, planner)
         return _planned(self.lowered, self.hardware, chosen)
 
     def is_better(self, other: Planned) -> bool:

@@ -13,6 +13,7 @@ from reports.mistakes import MISTAKES, Mistake
 
 import shardfn as sf
 from shardfn import P
+from shardfn.reports import suggestions
 
 
 def lowered(x: Mistake, ins: Any, outs: Any) -> Any:
@@ -29,10 +30,13 @@ def line_of(source: str | None) -> str:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("is_large", [False, True])
 def test_a_mistake_is_blamed_on_its_line_and_the_suggestion_spares_it(
-    name: str, tmp_path: Path
+    is_large: bool, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = MISTAKES[name]
+    if is_large:
+        monkeypatch.setattr(suggestions, "LARGE", 0)
     page = lowered(x, x.placements, x.out_placements).report(path=tmp_path / "report.html")
     blamed = [row for row in page.suggestions if row.kind == x.kind]
     assert blamed, page.collectives
