@@ -20,8 +20,9 @@ from ...source_text import RANGE, WAIT_RANGE, call_range
 
 MICROSECOND = 1e-6
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-SENT = ("gloo:", "nccl")  # how the names of what a backend sends begin
+MESSAGES = (":send", ":recv")  # how the names of a pipeline's messages end
 Row = dict[str, Any]  # of a trace file
+Kernels = Mapping[Any, Sequence[Row]]  # by the id of the op that starts them
 OpKey = tuple[str, str]  # the op, and the range of its line
 
 
@@ -117,10 +118,13 @@ def calls_in(where: str, name: str, rows: Sequence[Row]) -> list[MeasuredCall]:
 
 
 def _is_sent(x: Row) -> bool:
-    """Return whether a row is a collective as its backend runs it."""
-    is_backend = x.get("cat") in ("user_annotation", *ON_DEVICE)
-    is_cpu_nccl = x.get("cat") == "user_annotation" and x["name"].startswith("nccl:")
-    return is_backend and x["name"].startswith(SENT) and not is_cpu_nccl
+    """Return whether a row is a collective as its backend runs it: of Gloo on a thread, of NCCL a
+    kernel.
+    """
+    name: str = x["name"]
+    is_kernel = x.get("cat") in ON_DEVICE and name.startswith("nccl")
+    is_gloo = x.get("cat") == "user_annotation" and name.startswith("gloo:")
+    return is_kernel or (is_gloo and not name.endswith(MESSAGES))
 
 
 class _Sent:
@@ -136,20 +140,39 @@ class _Sent:
         return self.rows.popleft() if self.rows else None
 
 
-def _on_device(spans: Sequence[Row]) -> dict[Any, float] | None:
-    """Return the seconds that each op runs on an accelerator, by its id; None on a CPU."""
-    kernels = [x for x in spans if x.get("cat") in ON_DEVICE]
+def _on_device(spans: Sequence[Row]) -> Kernels | None:
+    """Return what runs on an accelerator, by the id of the op that starts it; None on a CPU."""
+    kernels: dict[Any, list[Row]] = collections.defaultdict(list)
+    for x in spans:
+        if x.get("cat") in ON_DEVICE:
+            kernels[_id(x)].append(x)
+    return kernels or None
+
+
+def _id(x: Row) -> Any:
+    return x.get("args", {}).get("External id")
+
+
+def _span_and_waits(
+    call: Row, inside: Sequence[Row], device: Kernels | None
+) -> tuple[float, float]:
+    """Return how long a call takes, and how long it waits for collectives. On an accelerator a call
+    takes from its first kernel to the end of the last, and waits while no kernel computes.
+    """
+    ids = dict.fromkeys(map(_id, inside))
+    kernels = [x for each in ids for x in (device or {}).get(each, [])]
     if not kernels:
-        return None
-    seconds: dict[Any, float] = collections.defaultdict(float)
-    for x in kernels:
-        seconds[x.get("args", {}).get("External id")] += MICROSECOND * x["dur"]
-    return seconds
+        return call["dur"], sum(x["dur"] for x in inside if _is_wait(x))
+    start, end = min(x["ts"] for x in kernels), max(map(_end, kernels))
+    busy, now = 0.0, start
+    for x in sorted(kernels, key=lambda x: x["ts"]):
+        if not _is_sent(x):
+            busy += max(0.0, _end(x) - max(now, x["ts"]))
+            now = max(now, _end(x))
+    return end - start, end - start - busy
 
 
-def _call(
-    call: Row, thread: Sequence[Row], device: Mapping[Any, float] | None, sent: _Sent
-) -> MeasuredCall:
+def _call(call: Row, thread: Sequence[Row], device: Kernels | None, sent: _Sent) -> MeasuredCall:
     """Read what one call took."""
     first = bisect.bisect_left(thread, call["ts"], key=lambda x: x["ts"])
     last = bisect.bisect_right(thread, _end(call), key=lambda x: x["ts"])
@@ -164,10 +187,11 @@ def _call(
         own = sent.after(x["ts"])
         took = _end(wait) - x["ts"] if own is None else own["dur"]
         collectives.append(MeasuredCollective(kind, name, MICROSECOND * took))
+    span, waited = _span_and_waits(call, inside, device)
     return MeasuredCall(
         call["ts"],
-        MICROSECOND * call["dur"],
-        MICROSECOND * sum(x["dur"] for x in inside if _is_wait(x)),
+        MICROSECOND * span,
+        MICROSECOND * waited,
         tuple(collectives),
         _ops(inside, device),
     )
@@ -187,7 +211,7 @@ def _starts(inside: Sequence[Row]) -> list[tuple[str, Row, Row | None]]:
     return starts
 
 
-def _ops(inside: Sequence[Row], device: Mapping[Any, float] | None) -> dict[OpKey, float]:
+def _ops(inside: Sequence[Row], device: Kernels | None) -> dict[OpKey, float]:
     """Sum the seconds of the ops of each line: of the outermost, with what they call."""
     seconds: dict[OpKey, float] = collections.defaultdict(float)
     outermost: Row | None = None
@@ -199,7 +223,7 @@ def _ops(inside: Sequence[Row], device: Mapping[Any, float] | None) -> dict[OpKe
             outermost, key = x, (x["name"].rpartition("::")[2], line["name"])
             seconds[key] += 0.0 if device is not None else MICROSECOND * x["dur"]
         if device is not None and key is not None:
-            seconds[key] += device.get(x.get("args", {}).get("External id"), 0.0)
+            seconds[key] += MICROSECOND * sum(each["dur"] for each in device.get(_id(x), []))
     return dict(seconds)
 
 
