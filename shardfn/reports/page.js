@@ -105,7 +105,9 @@ function drawStep() {
   const s = contents.summary;
   byId("name").textContent = contents.name;
   const ranks = contents.axes.reduce((n, [, size]) => n * size, 1);
-  byId("where").textContent = `Mesh ${contents.mesh}, ${plural(ranks, "rank")}, on ${contents.hardware}. Figures are those of one rank.`;
+  const rank = contents.axes.map(([name], k) => `${name}=${contents.rank[k]}`).join(", ");
+  const whose = contents.timeline.lanes.length > 1 ? `the rank at ${rank}` : "one rank";
+  byId("where").textContent = `Mesh ${contents.mesh}, ${plural(ranks, "rank")}, on ${contents.hardware}. Figures are those of ${whose}.`;
   const lines = byId("sentences");
   if (s.fits === false) lines.classList.add("bad");
   lines.append(...s.sentences.map((sentence) => element("p", {}, sentence)));

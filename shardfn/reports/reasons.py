@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from ..byte_sizes import human_bytes
 from ..collectives import ALL_GATHER
-from ..inspect.transfers import Transfer, communicating_moves
+from ..inspect.transfers import Transfer, communicating_moves, transfers
 from ..ops.nodes import origin_of
 from ..ops.placement import ALIGN
 from ..partition import layout, plan
@@ -20,7 +20,7 @@ from ..types import MeshPlacements
 from .collectives import Reason, SentByLine
 from .suggestions import Key, Suggestion, key_of_move, key_of_row
 
-LARGE = 20_000  # ops of a program whose strategies are not weighed again
+LARGE = 5_000  # ops of a program whose strategies are not weighed again
 
 
 def reasons(
@@ -61,8 +61,10 @@ def _by_key(lowered: Lowered) -> dict[Key, Reason]:
     graph = lowered.traced.program.graph.graph
     chosen = lowered.partition
     moves = [*communicating_moves(chosen)]
-    is_large = len(graph.nodes) > LARGE
-    weighed: Sequence[Transfer | None] = [None] * len(moves) if is_large else lowered.transfers
+    # stages of a pipeline are placed by the user
+    is_weighed = len(graph.nodes) <= LARGE and chosen.stage_axis is None
+    setting = lowered.traced.request.implicit_comm
+    weighed = lowered.transfers if is_weighed else transfers(chosen, setting, {})
     parameters = parameter_slots(chosen, graph)
     made = {slot.number: step.node for step in chosen.steps for slot in step.made}
     found: dict[Key, Reason] = {}
@@ -86,8 +88,6 @@ def _implicit(
     chosen: plan.Plan, step: plan.Sending, axis: int, x: Transfer | None, made: Mapping[int, Node]
 ) -> Reason:
     """Return why a collective that nothing asked for is sent, and a constraint that spares it."""
-    if x is None:
-        return Reason("no placement asked for it")
     op = x.op.removeprefix("aten.").removesuffix(".default")
     why = f"{op} needs its argument {x.argument} as {x.wanted}, and it is {x.value}"
     if x.whole:

@@ -91,3 +91,30 @@ def replicated() -> Any:
 
 
 STEPS = {"modules": modules, "stacked": stacked, "replicated": replicated}
+
+
+def pipelined() -> Any:
+    """A gradient by a pipeline of four stages, on 8 ranks."""
+
+    def loss_of(params: Any, x: Tensor, y: Tensor) -> Tensor:
+        for p in params:
+            x = torch.relu(x @ p)
+        return (x - y).square().mean()
+
+    schedule = sf.schedules.one_f_one_b(4, 8)
+    step = sf.pipelined_grad(loss_of, 8, schedule=schedule)
+    with sf.fake_world(8, numerics=False):
+        mesh = sf.make_mesh((4, 2), ("pp", "dp"))
+        where = [P(pp=k) for k in range(4)]
+        params = [sf.ShapeDtype((64, 64)) for _ in range(4)]
+        run = sf.shard(step, mesh, (where, P("dp"), P("dp")), backend="aten")
+        return run.lower(params, sf.ShapeDtype((128, 64)), sf.ShapeDtype((128, 64)))
+
+
+def followed() -> Any:
+    """A call that autograd follows, on 2 ranks: a forward and a backward."""
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        loss = sf.shard(lambda w, x: (x @ w).square().mean(), mesh, (P(), P("dp")))
+        w = torch.ones(33, 65, requires_grad=True)
+        return loss.lower(w, torch.ones(130, 33))

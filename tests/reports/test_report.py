@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from reports.counted import run_alone
-from reports.steps import STEPS
+from reports.steps import STEPS, followed, pipelined
 
 import shardfn as sf
 from shardfn import P
 from shardfn.inspect.step_time import RankTimeline, StepTime
 from shardfn.inspect.timeline.events import Event, GraphRun
+from shardfn.reports import program
 from shardfn.reports.strings import Strings
 from shardfn.reports.timeline import timeline_rows
 
@@ -174,3 +175,61 @@ def test_bad_calls_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(sf.ShardError, match="report, mesh: mesh is 8, a int, and must be"):
         sf.report(total, X, mesh=8, path=path)
     assert not path.exists()
+
+
+def test_a_pipeline_has_a_lane_for_each_coordinate(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    low = pipelined()
+    page = low.report(path=path)
+    lanes = embedded(path)["timeline"]["lanes"]
+    assert [(lane["title"], lane["ranks"]) for lane in lanes] == [(f"pp={k}", 2) for k in range(4)]
+    time = low.time()
+    assert page.summary.parts["the bubble"] == time.bubble > 0
+    assert sum(page.summary.parts.values()) == pytest.approx(time.total)
+    assert page.summary.collectives == len(low.collectives)
+    assert "more microbatches" in page.summary.first and not page.suggestions
+
+
+def test_a_call_that_autograd_follows_is_its_forward_and_its_backward(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    low = followed()
+    page = low.report(path=path)
+    halves = (low, low.backward)
+    assert page.summary.total == sum(half.time().total for half in halves)
+    assert page.summary.collectives == len(low.explain().collectives) == 2
+    assert len(embedded(path)["program"]["blocks"]) == 2
+
+
+def test_a_program_too_large_to_show_is_an_outline_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.html"
+    lowered("modules").report(path=path)
+    whole = embedded(path)["program"]
+    monkeypatch.setattr(program, "MOST_LINES", 10)
+    lowered("modules").report(path=path)
+    outline = embedded(path)["program"]
+    assert not whole["outline"] and outline["outline"]
+    assert lines_of(whole["blocks"]) == whole["ops"] == outline["ops"]
+    left_out = sum(block[2] for block in outline["blocks"])
+    assert lines_of(outline["blocks"]) == whole["ops"] - left_out == len(outline_of(whole))
+
+
+def lines_of(blocks: list[Any]) -> int:
+    """The lines of ops of some blocks."""
+    return sum(1 if isinstance(x, str) else lines_of(x[3]) if x else 0 for x in blocks)
+
+
+def outline_of(whole: Any) -> list[str]:
+    """The lines of a program that are collectives."""
+    found: list[str] = []
+
+    def add(blocks: list[Any]) -> None:
+        for x in blocks:
+            if isinstance(x, str):
+                found.extend([x] if re.search(r"= \w+\[[^]]*(dp|tp)\]\(", x) else [])
+            else:
+                add(x[3])
+
+    add(whole["blocks"])
+    return found
