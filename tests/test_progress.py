@@ -63,7 +63,7 @@ def test_a_terminal_shows_what_takes_long_and_the_line_goes() -> None:
 
 
 def test_what_is_fast_shows_nothing() -> None:
-    assert on_a_terminal(0.0, delay=30.0).strip() == "end"
+    assert on_a_terminal(0.2, delay=30.0).strip() == "end"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -124,6 +125,28 @@ def test_a_compilation_has_a_line_with_its_ops_and_a_repeated_call_none(records:
     records.clear()
     double(torch.ones(3))
     assert records == []
+
+
+def test_a_repeated_call_runs_no_line_of_the_log() -> None:
+    double = sf.jit(lambda x: x * 2, backend="aten")
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        files.add(Path(frame.f_code.co_filename).name)
+
+    def files_of_a_call() -> set[str]:
+        files.clear()
+        sys.setprofile(note)
+        try:
+            double(torch.ones(3))
+        finally:
+            sys.setprofile(None)
+        return {*files}
+
+    ours = {"stage_log.py", "progress.py"}
+    assert ours <= files_of_a_call()
+    again = files_of_a_call()
+    assert "dispatch.py" in again and not ours & again
 
 
 def test_a_choice_of_placements_has_a_line(records: list[str]) -> None:

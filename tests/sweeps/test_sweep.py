@@ -110,7 +110,7 @@ def ranks(row: Row) -> int:
 
 
 def test_meshes_strategies_and_hardware_share_one_capture() -> None:
-    before = cache.counts["captures"]
+    before, lowered = cache.counts["captures"], cache.counts["partitions"]
     found = sf.sweep(
         *(lambda p, x: sgd(p, x), *SMALL),
         meshes=[*MESHES, (8,)],
@@ -118,6 +118,7 @@ def test_meshes_strategies_and_hardware_share_one_capture() -> None:
         hardware=["H100", "A100", "H200"],
     )
     assert cache.counts["captures"] == before + 1
+    assert cache.counts["partitions"] == lowered + 3 * 3  # hardware shares programs too
     assert len(found.rows) == 3 * 3 * 3 and not found.refused
 
 
