@@ -69,11 +69,13 @@ class Moment:
         source: the line of the op.
         phase: "forward", "backward", or "" outside of a gradient.
         sizes: the bytes of each kind of tensor that is alive, in the order of KINDS.
+        op: the name of the op's node in the program.
     """
 
     source: str | None
     phase: str
     sizes: tuple[int, ...]
+    op: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -178,7 +180,8 @@ def _course(
         sizes: dict[str, int] = dict.fromkeys(KINDS, 0)
         for x in alive:
             sizes[kinds.get(x, TEMPORARY)] += size(x)
-        course.append(Moment(node.meta.get("source"), _phase(node), tuple(sizes.values())))
+        line = node.meta.get("source")
+        course.append(Moment(line, _phase(node), tuple(sizes.values()), node.name))
     return tuple(course)
 
 

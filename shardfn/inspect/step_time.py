@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -28,7 +28,11 @@ from .timeline.events import BUBBLE, COMPUTE, EXPOSED, Event, GraphRun
 from .timeline.ranks import RankTimeline
 from .timeline.trace import Trace, write_trace
 
+if TYPE_CHECKING:
+    from .memory import Moment
+
 SHOWN = 10  # rows in the text
+MOST_OPS = 20_000  # of a program whose memory is drawn over time
 # op, axis, line, and the module as `shape_of_path` has it: of all layers
 Key = tuple[str, str | None, str | None, tuple[str, ...] | None]
 
@@ -82,6 +86,7 @@ class StepTime:
             others run equal programs at equal times. Without a pipeline it is one.
         coordinate: of this rank on that axis.
         operations: the floating-point operations of this rank.
+        moments: computes what this rank holds while each op runs, in order.
     """
 
     name: str
@@ -97,6 +102,7 @@ class StepTime:
     ranks: tuple[RankTimeline, ...] = attrs.field(default=(), eq=False, repr=False)
     coordinate: int = 0
     operations: StepFlops = StepFlops(0.0, 0.0, 0.0, 0.0)
+    moments: Callable[[], Sequence[Moment]] = attrs.field(default=tuple, eq=False, repr=False)
 
     @property
     def flops(self) -> float:
@@ -158,6 +164,7 @@ class StepTime:
         """Write the timelines of all ranks as a file for Perfetto (ui.perfetto.dev): a process for
         each coordinate of a pipeline's axis, with a thread for compute, for waits, and for each
         mesh axis. Events have the user's line, the module path, bytes, buckets and actions.
+        The memory of this rank is a counter, for a program of at most 20,000 ops.
 
         Args:
             path: of the file, which ends in ".json" or ".json.gz".
@@ -172,7 +179,13 @@ class StepTime:
         """
         accept("StepTime.trace", path=path)
         title = f"{self.name}: {human_seconds(self.total)} a step on {self.hardware}"
-        return write_trace(path, title, self.ranks)
+        starts = self.ranks[self.coordinate].run.starts
+        moments = self.moments() if len(starts) <= MOST_OPS else ()
+        timed = [x for x in moments if x.op in starts]
+        # a fused kernel may run after an op that the schedule has later
+        times = itertools.accumulate((starts[x.op] for x in timed), max)
+        sizes = [(start, x.nbytes) for start, x in zip(times, timed, strict=True)]
+        return write_trace(path, title, self.ranks, {self.coordinate: sizes})
 
     def _repr_pretty_(self, printer: Any, is_cycle: bool) -> None:
         """Print the table in a notebook."""

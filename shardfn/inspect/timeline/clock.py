@@ -177,10 +177,11 @@ class Record:
         self.start = start
         self.events: list[Event] = []
         self.inner: list[InnerRuns] = []
+        self.starts: dict[str, float] = {}
 
     def finish(self, now: float) -> GraphRun:
         """Return the run, which ends now."""
-        return GraphRun(now - self.start, tuple(self.events), tuple(self.inner))
+        return GraphRun(now - self.start, tuple(self.events), tuple(self.inner), self.starts)
 
 
 class Rank:
@@ -211,6 +212,7 @@ class Rank:
         """
         sent: dict[torch.fx.Node, tuple[Collective, Sending]] = {}
         for node in graph.nodes:
+            self.record.starts[node.name] = self.now - self.record.start
             record = node.meta.get("collective")
             if record is not None and mail is not None and record.axis == self.clock.stage_axis:
                 sent[node] = record, (yield from self._meet(record, mail))

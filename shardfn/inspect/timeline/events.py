@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import attrs
 
@@ -113,11 +113,13 @@ class GraphRun:
         seconds: how long it takes.
         events: of its own ops and collectives. Times count from its start.
         inner: the runs of its loops' bodies.
+        starts: when each of its own ops starts, by the name of its node.
     """
 
     seconds: float
     events: tuple[Event, ...]
     inner: tuple[InnerRuns, ...] = ()
+    starts: Mapping[str, float] = attrs.field(factory=dict[str, float], repr=False)
 
     @functools.cached_property
     def busy(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ import gzip
 import heapq
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,11 @@ class Trace:
 
 
 def write_trace(
-    path: str | os.PathLike[str], title: str, ranks: Sequence[RankTimeline], most: int = MOST_DRAWN
+    path: str | os.PathLike[str],
+    title: str,
+    ranks: Sequence[RankTimeline],
+    memory: Mapping[int, Sequence[tuple[float, int]]] | None = None,
+    most: int = MOST_DRAWN,
 ) -> Trace:
     """Write the timelines of all ranks.
 
@@ -62,6 +66,7 @@ def write_trace(
         path: of the file, which ends in ".json" or ".json.gz".
         title: of the trace.
         ranks: what they do.
+        memory: of some of them, by number, the bytes that they hold from a time on.
         most: events that are drawn at most.
 
     Raises:
@@ -71,6 +76,8 @@ def write_trace(
     processes, left_out = processes_of(ranks, most)
     rows = [row for process in processes for row in process.rows()]
     rows += [row for process in processes for row in process.arrows(processes)]
+    for pid, sizes in (memory or {}).items():
+        rows += [_counter(pid, start, nbytes) for start, nbytes in sizes]
     save("StepTime.trace", file, rows, {"title": title, "left out": left_out})
     names = tuple(rank.name for rank in ranks)
     return Trace(str(file), names, sum(len(x.events) for x in processes), left_out)
@@ -210,6 +217,12 @@ class Process:
 def _about(kind: str, pid: int, tid: int, **args: Any) -> Row:
     """Return a row about a process or a thread."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
+
+
+def _counter(pid: int, start: float, nbytes: int) -> Row:
+    """Return a row for the bytes that ranks hold from a time on."""
+    ts, args = MICROSECONDS * start, {"bytes": nbytes}
+    return {"ph": "C", "name": "memory", "pid": pid, "tid": 0, "ts": ts, "args": args}
 
 
 def row_of(event: Event, pid: int, tid: int) -> Row:

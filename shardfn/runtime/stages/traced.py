@@ -21,7 +21,7 @@ from ...inspect.alternatives import weighed_strategies
 from ...inspect.budget import Explanation, explanation
 from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
-from ...inspect.memory import Memory
+from ...inspect.memory import Memory, Moment
 from ...inspect.step_time import StepTime, step_time
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
@@ -305,7 +305,12 @@ class Lowered:
         own, stages = links_of(links, names), self._along_stages()
         peak, axis = lambda: self.memory.peak, self.partition.stage_axis
         prices = prices_as_run(self.traced.request.backend)
-        return step_time(self.program, model, own, peak, stages, axis, prices)
+        time = step_time(self.program, model, own, peak, stages, axis, prices)
+        return attrs.evolve(time, moments=self._moments)
+
+    def _moments(self) -> tuple[Moment, ...]:
+        """What this rank holds while each op runs, in order."""
+        return self.memory.moments()
 
     def _along_stages(self) -> list[LocalProgram]:
         """The programs of all stages of a pipeline, at this rank's other coordinates."""

@@ -63,10 +63,16 @@ def traced(request: Any, tmp_path_factory: Any) -> Any:
     """The time of a step, its explanation, and its trace."""
     lowered, explained = request.param()
     time = lowered.time("H100")
+    peak = lowered.memory.peak
     path = tmp_path_factory.mktemp("traces") / "step.json.gz"
     written = time.trace(path)
     assert written.path == str(path)
-    return time, explained, json.loads(gzip.decompress(path.read_bytes())), written
+    page = json.loads(gzip.decompress(path.read_bytes()))
+    counted = [x for x in page["traceEvents"] if x["ph"] == "C"]
+    assert max(x["args"]["bytes"] for x in counted) == peak
+    assert {x["pid"] for x in counted} == {time.coordinate}
+    assert [x["ts"] for x in counted] == sorted(x["ts"] for x in counted)
+    return time, explained, page, written
 
 
 def slices(page: Any, pid: int = 0) -> list[Any]:
@@ -80,6 +86,7 @@ def test_every_row_has_the_keys_of_its_phase(traced: Any) -> None:
         "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
         "M": {"name", "pid", "tid", "args"},
         "s": {"name", "cat", "id", "pid", "tid", "ts"},
+        "C": {"name", "pid", "tid", "ts", "args"},
         "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
     }
     for row in page["traceEvents"]:
@@ -155,6 +162,16 @@ def test_arrows_go_from_collectives_and_messages_to_ops_that_run_after_them(trac
     assert (0, 1) in between or len(time.ranks) == 1
 
 
+def test_the_memory_of_fused_kernels_is_in_order_and_has_their_peak(tmp_path: Path) -> None:
+    net = lambda x, w: torch.tanh((x @ w).sin() + x.cos().sum(0)).sum()
+    lowered = sf.jit(net, backend="inductor").lower(sf.ShapeDtype((6, 8)), sf.ShapeDtype((8, 8)))
+    lowered.time().trace(tmp_path / "a.json")
+    rows = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
+    counted = [x for x in rows if x["ph"] == "C"]
+    assert max(x["args"]["bytes"] for x in counted) == lowered.memory.peak
+    assert [x["ts"] for x in counted] == sorted(x["ts"] for x in counted)
+
+
 def event(name: str, start: float, seconds: float) -> Event:
     return Event(name, "compute", start, seconds, None, None)
 
@@ -169,7 +186,7 @@ def test_a_program_too_large_to_draw_is_an_outline_and_says_so(tmp_path: Path) -
     ranks = [RankTimeline("", (0, 1), run)]
     whole = write_trace(tmp_path / "a.json", "a step", ranks)
     assert (whole.events, whole.left_out) == (202, "")
-    outline = write_trace(tmp_path / "a.json", "a step", ranks, 20)
+    outline = write_trace(tmp_path / "a.json", "a step", ranks, most=20)
     assert outline.events == 3
     assert str(outline).splitlines() == [
         f"{tmp_path / 'a.json'}: 3 events of each of ranks 0, 1",
@@ -184,7 +201,7 @@ def test_a_program_too_large_to_draw_is_an_outline_and_says_so(tmp_path: Path) -
 
 def test_of_too_many_events_without_loops_the_longest_are_drawn(tmp_path: Path) -> None:
     run = GraphRun(6.0, (event("a", 0.0, 1.0), event("b", 1.0, 3.0), event("c", 4.0, 2.0)))
-    written = write_trace(tmp_path / "a.json", "a step", [RankTimeline("", (0,), run)], 2)
+    written = write_trace(tmp_path / "a.json", "a step", [RankTimeline("", (0,), run)], most=2)
     assert written.left_out == "the 1 shortest events are not drawn"
     page = json.loads((tmp_path / "a.json").read_text())
     assert [x["name"] for x in slices(page)] == ["b", "c"]
