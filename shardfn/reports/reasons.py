@@ -85,7 +85,7 @@ def _by_key(lowered: Lowered) -> dict[Key, Reason]:
 
 
 def _implicit(
-    chosen: plan.Plan, step: plan.Sending, axis: int, x: Transfer | None, made: Mapping[int, Node]
+    chosen: plan.Plan, step: plan.Sending, axis: int, x: Transfer, made: Mapping[int, Node]
 ) -> Reason:
     """Return why a collective that nothing asked for is sent, and a constraint that spares it."""
     op = x.op.removeprefix("aten.").removesuffix(".default")
