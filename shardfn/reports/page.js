@@ -57,16 +57,25 @@ function place(source, module) {
 
 function table(caption, columns, rows, options = {}) {
   const body = element("tbody");
-  const heads = columns.map(([name, kind]) => element("th", { scope: "col", class: kind }, name));
+  const heads = columns.map(([name, kind], k) => element("th", { scope: "col", class: kind },
+    kind === "n" && rows.length > 1 ? sorter(name, () => sort(k)) : name));
   const made = element("table", {}, element("caption", {}, caption),
     element("thead", {}, element("tr", {}, ...heads)), body);
   const region = element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, made);
   const more = element("button", { type: "button" });
   const count = element("p", { class: "note" });
-  const cells = rows.map((row, k) => ({ row, detail: options.details?.[k] }));
+  let cells = rows.map((row, k) => ({ row, detail: options.details?.[k] }));
   const words = ({ row, detail }) => [...row, detail ?? ""].map((cell) => cell.textContent ?? cell).join(" ").toLowerCase();
-  const lines = cells.map(words);
+  let lines = cells.map(words);
   let wanted = "", isAll = false;
+  const sort = (k) => {
+    const sign = heads[k].getAttribute("aria-sort") === "descending" ? -1 : 1;
+    heads.forEach((head) => head.removeAttribute("aria-sort"));
+    heads[k].setAttribute("aria-sort", sign > 0 ? "descending" : "ascending");
+    cells = [...cells].sort((a, b) => sign * (b.row[k].dataset.value - a.row[k].dataset.value));
+    lines = cells.map(words);
+    fill();
+  };
   const fill = () => {
     const fitting = cells.filter((_, k) => lines[k].includes(wanted));
     const shown = isAll ? fitting : fitting.slice(0, ROWS);
@@ -86,6 +95,18 @@ function table(caption, columns, rows, options = {}) {
   }
   return parts;
 }
+
+function sorter(name, onSort) {
+  const made = element("button", { type: "button", class: "sort", title: `Sort by ${name.toLowerCase()}` }, name);
+  made.addEventListener("click", onSort);
+  return made;
+}
+
+// A figure in a cell, with the value by which a column is sorted.
+const figure = (value, shown) => element("span", { "data-value": value }, shown);
+const counted = (n) => figure(n, n.toLocaleString("en"));
+const sized = (n) => figure(n, bytes(n));
+const timed = (x) => figure(x, seconds(x));
 
 function search(label, onSearch) {
   const input = element("input", { type: "search", autocomplete: "off" });
@@ -155,7 +176,7 @@ function drawMemory() {
   }
   const rows = m.alive.map((row) => [
     swatched(colour(row.kind), m.kinds[row.kind]), code(text(row.name)), code(`${text(row.dtype)}[${row.shape.join(", ")}]`),
-    row.count.toLocaleString("en"), bytes(row.nbytes), share(row.nbytes, m.peak), place(row.source, row.module)]);
+    counted(row.count), sized(row.nbytes), figure(row.nbytes, share(row.nbytes, m.peak)), place(row.source, row.module)]);
   byId("alive").append(...table("Tensors at the peak, of a rank: shapes are local",
     [["Kind", ""], ["Tensor", "wide"], ["Local shape", "where"], ["Count", "n"], ["Bytes", "n"], ["Share", "n"], ["Module and line", "where"]],
     rows, { filter: "Find a tensor" }));
@@ -247,7 +268,7 @@ function drawCollectives() {
   const axes = contents.axes.map(([name]) => name);
   const rows = contents.collectives.map((row) => [
     swatched(colour(axes.indexOf(text(row.axis)) + 1), code(`${text(row.kind)}${row.op ? " " + text(row.op) : ""} over ${text(row.axis)}`)),
-    bytes(row.nbytes), row.count.toLocaleString("en"), seconds(row.seconds), seconds(row.exposed),
+    sized(row.nbytes), counted(row.count), timed(row.seconds), timed(row.exposed),
     row.implicit ? element("span", { class: "tag warn" }, "implicit") : element("span", { class: "tag plain" }, "a placement"),
     sentFrom(row)]);
   const details = contents.collectives.map((row) => (row.why || row.instead ? remedy(row) : null));
@@ -301,7 +322,7 @@ function drawPlacements() {
   const p = contents.placements;
   const rows = p.rows.map((row) => [
     code(text(row.path)), code(text(row.placement)), `${text(row.dtype)} ${text(row.shape).replaceAll("x", " × ")}`,
-    row.count.toLocaleString("en"), bytes(row.nbytes)]);
+    counted(row.count), sized(row.nbytes)]);
   byId("placed").append(element("p", {}, p.total + "."));
   const columns = [["Argument", "wide"], ["Placement", "where"], ["Global shape", "where"], ["Count", "n"], ["Bytes of a rank", "n"]];
   if (rows.length <= ROWS) byId("placed").append(...table("Placements of the arguments", columns, rows));

@@ -199,7 +199,7 @@ function drawTimeline() {
       [["Op", "wide"], ["Time", "n"], ["Count", "n"], ["Module and line", "where"]],
       t.ops.map((op) => [
         swatched(`var(${op.axis ? fillOf("axis " + text(op.axis)) : "--c0"})`, code(text(op.name) + (op.axis ? ` over ${text(op.axis)}` : ""))),
-        seconds(op.seconds), op.count.toLocaleString("en"), place(op.source, op.module)]), { filter: "Find an op" }));
+        timed(op.seconds), counted(op.count), place(op.source, op.module)]), { filter: "Find an op" }));
   new ResizeObserver(paint).observe(canvas);
   document.addEventListener("themed", paint);
 }

@@ -130,3 +130,17 @@ def test_keys_choose_events_of_the_timeline_and_zoom(chromium: Any, url: str) ->
     page.keyboard.press("0")
     assert page.locator("#timeline canvas").screenshot() == whole
     page.close()
+
+
+def test_a_column_of_figures_sorts_the_rows(chromium: Any, url: str) -> None:
+    page, _ = opened(chromium, url, 1000)
+    values = "[...document.querySelectorAll('#sent tbody tr:not(.detail) td:nth-child(2) span')]"
+    sizes = lambda: page.evaluate(f"{values}.map((x) => Number(x.dataset.value))")
+    first = sizes()
+    page.focus("#sent th:nth-child(2) button")
+    page.keyboard.press("Enter")
+    down = sizes()
+    page.keyboard.press("Enter")
+    assert down == sorted(down, reverse=True) != first
+    assert sizes() == sorted(sizes())
+    page.close()
