@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-experts bench-sequences bench-published bench-reports report-check
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-experts bench-sequences bench-published bench-reports report-check docs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -132,6 +132,13 @@ bench-published: venv  ## Llama 3 405B on 512 H100 by two schedules, and 8B on 8
 
 bench-planner: venv  ## what planning a Llama of 70 billion parameters at once spares and takes: ARGS="80 --scan" stacks its layers, ARGS=--auto chooses placements
 	$(BIN)/python -m bench.planner $(ARGS)
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs  ## the site, build/docs/index.html: every page that has code is run, an error or a dead link fails
+	$(BIN)/python -m sphinx -W --keep-going -q -j $(JOBS) -b html docs build/docs
 
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MAPS = [ROOT / "docs" / "design.md", *sorted((ROOT / "docs" / "design").glob("*.md"))]
 PLACE = re.compile(r"`([a-z_]+(?:/[\w.]+)*(?:/|\.py|\.h))`")
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)")
 
 
@@ -24,6 +25,7 @@ def test_every_place_that_the_map_names_exists(page: Path) -> None:
 
 
 def test_every_link_between_pages_leads_to_a_page() -> None:
-    links = [(page, target) for page in PAGES for target in LINK.findall(page.read_text())]
+    texts = {page: CODE.sub("code", page.read_text()) for page in PAGES}
+    links = [(page, target) for page in PAGES for target in LINK.findall(texts[page])]
     assert len(links) > 50
     assert not [(page.name, x) for page, x in links if not (page.parent / x).exists()]

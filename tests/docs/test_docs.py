@@ -1,48 +1,36 @@
-"""The examples of each page in docs/ are one program, and it runs."""
+"""The code of each page in docs/ is one program. It runs, and prints what the page shows."""
 
 from __future__ import annotations
 
-import re
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
+from tests.support.reading.pages import cells, pages, printed
 from tests.support.reading.source import ROOT
 
-EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PAGES = [
-    "auto-sharding.md",
-    "checkpoints.md",
-    "compare.md",
-    "data.md",
-    "experts.md",
-    "locks.md",
-    "mixed-precision.md",
-    "per-rank-code.md",
-    "pictures.md",
-    "pipelines.md",
-    "report.md",
-    "sequences.md",
-    "starting.md",
-    "strategies.md",
-    "testing.md",
-    "timeline.md",
-    "tour.md",
-    "what-if.md",
-]
+DOCS = Path(ROOT, "docs")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_examples_of_a_page_run(
+def names() -> list[str]:
+    return [page.relative_to(DOCS).as_posix() for page in pages()]
+
+
+@pytest.mark.parametrize("page", names())
+def test_the_examples_of_a_page_run_and_print_what_it_shows(
     page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    text = Path(ROOT, "docs", page).read_text()
-    program = "\n".join(EXAMPLE.findall(text))
-    assert program
-    # a name of its own, as Dynamo remembers modules by name
-    module = types.ModuleType(f"examples_of_{Path(page).stem.replace('-', '_')}")
+    text = (DOCS / page).read_text()
     monkeypatch.chdir(tmp_path)  # some write files
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(program, f"docs/{page}", "exec"), vars(module))
+    for cell, output in zip(cells(text), printed(text, Path(page).stem), strict=True):
+        if cell.shown is not None:
+            assert output == cell.shown
+
+
+@pytest.mark.parametrize("folder", ["learn", "howto", "reference"])
+def test_pages_show_all_that_they_print(folder: str) -> None:
+    """A part that calls print has an output, which the test above compares."""
+    for page in sorted((DOCS / folder).glob("*.md")):
+        for cell in cells(page.read_text()):
+            if "\nprint(" in f"\n{cell.code}":
+                assert cell.shown, f"{page.name}: {cell.code}"

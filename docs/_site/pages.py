@@ -1,0 +1,111 @@
+"""What the site makes of a page: fences that are run, links from names, and the tree of pages.
+
+Pages are plain Markdown, which reads well where they are stored. Sphinx calls `page` with the text
+of each before it parses it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+NOTEBOOK = """\
+---
+file_format: mystnb
+kernelspec:
+  name: python3
+---
+
+"""
+RUN = re.compile(r"^```python$", re.MULTILINE)
+OUTPUT = re.compile(r"^```output\n.*?^```\n", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
+NAME = re.compile(r"(?<![\[`])`(?:sf\.)(\w+)([^`\n|]*)`(?!`|\])")
+ITEM = re.compile(r"^\s*(?:[-*]|\d+\.|\|) \[[^\]]+\]\(([\w./-]+)\.md\)", re.MULTILINE)
+TREES = ("index", "learn/index", "howto/index", "reference/index")
+REFERENCE = "reference/names"
+
+
+def page(docname: str, text: str, names: Collection[str]) -> str:
+    """The text that Sphinx parses.
+
+    Args:
+        docname: the path of the page from docs, without its suffix.
+        text: the page.
+        names: the public names, which have a page of the reference each.
+
+    Returns:
+        The page with code to run, links to the reference, and a table of contents.
+    """
+    if docname.startswith(REFERENCE):
+        return text
+    if docname in TREES:
+        text = with_tree(text)
+    text = with_links(docname, text, names)
+    return run(text)
+
+
+def run(text: str) -> str:
+    """The page with its Python fences as cells to run. Their outputs take the place of those that
+    the page shows.
+
+    Example:
+        >>> print(run("```python\\nprint(1)\\n```\\n```output\\n1\\n```\\n").splitlines()[6:])
+        ['```{code-cell} ipython3', 'print(1)', '```']
+    """
+    if not RUN.search(text):
+        return text
+    text = OUTPUT.sub("", text)
+    return NOTEBOOK + RUN.sub("```{code-cell} ipython3", text)
+
+
+def with_links(docname: str, text: str, names: Collection[str]) -> str:
+    """The page with a link from each `sf.name` to its page of the reference.
+
+    Example:
+        >>> with_links("howto/fit", "call `sf.jit(f)`", {"jit"})
+        'call [`sf.jit(f)`](../reference/names/jit.rst)'
+    """
+    folder = os.path.relpath(REFERENCE, os.path.dirname(docname) or ".")
+
+    def linked(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            return match[0]
+        return f"[{match[0]}]({Path(folder, match[1]).as_posix()}.rst)"
+
+    parts = FENCE.split(text)
+    for i in range(0, len(parts), 2):  # between the fences
+        lines = parts[i].split("\n")
+        lines = [line if line.startswith("#") else NAME.sub(linked, line) for line in lines]
+        parts[i] = "\n".join(lines)
+    return "".join(parts)
+
+
+def with_tree(text: str) -> str:
+    """The page with a hidden table of contents under each heading: the pages that its list names.
+
+    Example:
+        >>> print(with_tree("## Start\\n\\n- [A tour](tour.md)\\n"))
+        ## Start
+        <BLANKLINE>
+        - [A tour](tour.md)
+        <BLANKLINE>
+        ```{toctree}
+        :hidden:
+        :caption: Start
+        <BLANKLINE>
+        tour
+        ```
+        <BLANKLINE>
+    """
+    head, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    out = [head]
+    for section in sections:
+        title = section.partition("\n")[0]
+        paths = [path for path in ITEM.findall(section) if not path.startswith("..")]
+        tree = "\n".join(["```{toctree}", ":hidden:", f":caption: {title}", "", *paths, "```"])
+        end = f"{section.rstrip()}\n\n{tree}\n\n" if paths else section
+        out.append(f"## {end}")
+    return "".join(out).rstrip("\n") + "\n"

@@ -1,0 +1,75 @@
+"""The site. `make docs` builds it with Sphinx, and runs every page that has code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS / "_site")]
+
+import pages  # noqa: E402
+import reference  # noqa: E402
+from pygments.lexers.special import TextLexer  # noqa: E402
+
+import shardfn  # noqa: E402
+
+project = "shardfn"
+author = "The shardfn authors"
+copyright = author
+version = release = shardfn.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["_build", "_site"]
+
+html_theme = "sphinx_book_theme"
+html_title = "shardfn"
+html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True, "use_download_button": True}
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["smartquotes"]
+suppress_warnings = ["myst.header"]  # a fence between two headings
+
+# Pages are run by kernels of this environment, in a folder of their own, on this checkout.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(DOCS.parent), os.environ.get("PYTHONPATH", "")])
+os.environ["SHARDFN_PROGRESS"] = "0"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+nb_execution_timeout = 300  # seconds, for each cell
+nb_merge_streams = True
+nb_output_stderr = "remove"
+
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+python_maximum_signature_line_length = 80
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Source", "notes_style")]
+
+
+def as_parsed(app: Any, docname: str, source: list[str]) -> None:
+    """Give Sphinx the text of a page that it is to parse."""
+    text = source[0]
+    if docname == "reference/index":
+        text = f"{text}\n{reference.trees()}"
+    source[0] = pages.page(docname, text, reference.names())
+
+
+def as_restructured(
+    app: Any, kind: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Give Sphinx the lines of a docstring as it reads them."""
+    lines[:] = reference.as_restructured(lines)
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Write the pages of the reference, and read the others as they are to be parsed."""
+    app.connect("builder-inited", lambda app: reference.write(DOCS / pages.REFERENCE))
+    app.connect("autodoc-process-docstring", as_restructured, priority=100)  # before napoleon
+    app.connect("source-read", as_parsed)
+    for name in ("mermaid", "pdb", "output"):
+        app.add_lexer(name, TextLexer)
+    return {"parallel_read_safe": True}
