@@ -28,8 +28,8 @@ GROUPS = {
     "Random numbers": "random init",
     "Training": "optim clip_by_global_norm ema mixed_precision loss_scale loader Loader save load "
     "Saving save_safetensors load_safetensors",
-    "Price of a step": "explain Explanation assert_comms lock plan report Report draw Hardware "
-    "Link Efficiency measure_hardware",
+    "Price of a step": "explain Explanation assert_comms lock plan sweep Sweep report Report "
+    "draw overlay Hardware Link Efficiency measure_hardware",
     "Proofs and debugging": "check rule audit Audit compare inspect_ranks first_nan meshes debug",
     "Errors": "ShardError ArtefactError BudgetError CapacityError CaptureError CheckpointError "
     "DivergenceError FakeValueError PlacementError RankLostError RendezvousError RuleError "
