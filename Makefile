@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-experts bench-sequences bench-published bench-reports report-check docs
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-experts bench-sequences bench-published bench-reports bench-sweeps report-check docs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -146,6 +146,9 @@ gpu-check:  ## the laws on a GPU, with the python3 and torch that are there
 
 bench-reports: venv  ## what the report of a Llama of 70 billion parameters on 1,024 ranks, and of DeepSeek-V3 on 2,048, takes
 	$(BIN)/python -m bench.reports $(ARGS)
+
+bench-sweeps: venv  ## what a sweep of a Llama of 70 billion parameters on three meshes of 1,024 ranks takes: ARGS="--planner global"
+	$(BIN)/python -m bench.sweeps $(ARGS)
 
 report-check: venv  ## the page of sf.report in Debian's Chromium, which it installs: widths, light and dark, keyboard
 	command -v chromium >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }

@@ -51,19 +51,22 @@ class Layout:
     of: Callable[[Any, Schedule | None], Placed]
 
 
-def layouts_of(where: str, strategies: Any, args: tuple[Any, ...]) -> list[Layout]:
+def layouts_of(
+    where: str, strategies: Any, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> list[Layout]:
     """Return the layouts of names, or of placements by name.
 
     Args:
         where: the function, for errors.
         strategies: a list of names, or a dict of names and placements, or functions of the mesh.
         args: of the step.
+        options: keywords of `shard` for all of them.
 
     Raises:
         PlacementError: it is neither, or there is no strategy of a name.
     """
     if isinstance(strategies, Mapping) and strategies:
-        return [given(str(name), x, args) for name, x in strategies.items()]
+        return [given(str(name), x, args, options) for name, x in strategies.items()]
     if not is_list(strategies) or not all(isinstance(x, str) for x in strategies):
         raise PlacementError.of(
             f"{where}, strategies",
@@ -83,10 +86,10 @@ def layouts_of(where: str, strategies: Any, args: tuple[Any, ...]) -> list[Layou
             fix=repr(near(unknown[0], known)[0]),
             arg_path="strategies",
         )
-    return [_named(name, args) for name in strategies]
+    return [_named(name, args, options) for name in strategies]
 
 
-def given(name: str, places: Any, args: tuple[Any, ...]) -> Layout:
+def given(name: str, places: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Layout:
     """Return the layout of placements, or of a function that returns them or a `Strategy`.
 
     Args:
@@ -94,28 +97,30 @@ def given(name: str, places: Any, args: tuple[Any, ...]) -> Layout:
         places: as `shard` takes them; a Strategy; or a function of the mesh, and of the schedule
             where there is one.
         args: of the step.
+        options: keywords of `shard`.
     """
 
     def of(mesh: Any, schedule: Schedule | None) -> Placed:
         found = places
         if callable(places):
             found = places(mesh) if schedule is None else places(mesh, schedule)
-        return _of_strategy(found, args) if isinstance(found, Strategy) else Placed(found, {})
+        is_strategy = isinstance(found, Strategy)
+        return _of_strategy(found, args, options) if is_strategy else Placed(found, options)
 
     return Layout(name, of)
 
 
-def _named(name: str, args: tuple[Any, ...]) -> Layout:
+def _named(name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Layout:
     """Return the layout of a strategy, or of several: each is the base of the next."""
     if name == AUTO_NAME:
-        return Layout(name, lambda mesh, schedule: Placed(AUTO, {}))
+        return Layout(name, lambda mesh, schedule: Placed(AUTO, options))
 
     def of(mesh: Any, schedule: Schedule | None) -> Placed:
         found = None
         for part in name.split("+"):
             stages = _of_schedule(schedule) if part == PIPELINE and schedule else {}
             found = strategy(part, args[0] if args else None, mesh, base=found, **stages)
-        return _of_strategy(found, args)
+        return _of_strategy(found, args, options)
 
     return Layout(name, of)
 
@@ -126,14 +131,14 @@ def _of_schedule(schedule: Schedule) -> dict[str, Any]:
     return {"chunks": chunks, "order": schedule.order}
 
 
-def _of_strategy(found: Any, args: tuple[Any, ...]) -> Placed:
+def _of_strategy(found: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Placed:
     """Place the arguments by a strategy: the parameters first; the state of an optimizer and
     other trees like the parameters as its state; all others as its batch.
     """
     params, *others = args
     places = [found.params, *(_argument(found, params, x) for x in others)]
-    options = {"attention": found.attention, "rows": found.rows}
-    return Placed(tuple(places), {key: x for key, x in options.items() if x is not None})
+    own = {"attention": found.attention, "rows": found.rows}
+    return Placed(tuple(places), {**options, **{k: x for k, x in own.items() if x is not None}})
 
 
 def _argument(found: Strategy, params: Any, x: Any) -> Any:

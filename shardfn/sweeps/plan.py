@@ -97,7 +97,7 @@ def plan(
     variants = variants_of(where, fn, {SCHEDULE: pipelines})
     names = NAMES if pipelines is None else PIPELINE_NAMES
     every = axes_of_meshes(where, meshes, axis_names, names)
-    layout = given("", in_placements, args)
+    layout = given("", in_placements, args, {})
     candidates = candidates_of(where, name, args, every, variants, [layout], limit)
 
     def check(row: Row) -> None:

@@ -36,6 +36,7 @@ def sweep(
     hardware: Sequence[Hardware | str] = ("H100",),
     memory: int | str | None = None,
     axis_names: Sequence[str] | None = None,
+    planner: str = "global",
 ) -> Sweep:
     """Ask what a step would take: every combination of meshes, strategies, numbers of
     microbatches, policies of rematerialization and hardware, as one table.
@@ -63,6 +64,7 @@ def sweep(
             hardware marks rows.
         axis_names: names of the axes of shapes; by default "dp", "cp" and "tp", and with
             `pipelines` "pp", "dp" and "tp".
+        planner: as in `shard`; "greedy" takes a fraction of the time for a large step.
 
     Returns:
         A `Sweep`, which prints as a table and is drawn by `sf.draw`. Its `rows` stand the fastest
@@ -111,7 +113,9 @@ def sweep(
             fix="pipelines=[sf.schedules.one_f_one_b(4, m) for m in (8, 16)]",
         )
     variants = variants_of(where, fn, choices)
-    layouts = layouts_of(where, strategies, args)
+    layouts = layouts_of(
+        where, strategies, args, {} if planner == "global" else {"planner": planner}
+    )
     names = NAMES if pipelines is None else PIPELINE_NAMES
     every = axes_of_meshes(where, meshes, axis_names, names)
     candidates = candidates_of(where, name_of(fn), args, every, variants, layouts, limit)

@@ -332,6 +332,12 @@ def test_attention_of_a_strategy_reaches_shard() -> None:
     assert {c.kind for c in found.best.collectives} >= {"ppermute"}
 
 
+def test_the_planner_reaches_shard() -> None:
+    found = sf.sweep(sgd, *SMALL, meshes=[{"dp": 2}], strategies=["zero3"], planner="greedy")
+    assert ", planner='greedy')" in found.best.call
+    assert found.best.lowered().traced.request.planner == "greedy"
+
+
 ONE = [{"dp": 2}]
 OF_TWO = [sf.schedules.gpipe(2, 4)]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
@@ -417,6 +423,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "parameters that are not a dict": (
         lambda: sf.sweep(torch.sin, X, meshes=ONE, strategies=["ddp", "zero3"]),
         "sweep(sin): (dp=2), ddp: strategy('ddp'), params: a Tensor\n  (dp=2), zero3: strategy(",
+    ),
+    "planner": (
+        lambda: sf.sweep(sgd, *SMALL, meshes=ONE, strategies=["ddp", "zero3"], planner="best"),
+        "planner",
     ),
     "every combination refused": (
         lambda: sf.sweep(sgd, *SMALL, meshes=ONE, strategies=["hsdp", "context"]),
