@@ -126,9 +126,8 @@ bench-experts: venv  ## a mixture of experts on 2 and 4 ranks, by placement and 
 bench-sequences: venv  ## causal attention on a sequence over 2 and 4 ranks, by placement next to a ring by hand: ARGS="--ranks 2"
 	$(BIN)/python -m bench.sequences $(ARGS)
 
-bench-published: venv  ## Llama 3 405B on 512 H100 by two schedules, and 8B on 8 with long sequences, as lowered.time says, beside what torchtitan measured: ARGS="--only 1f1b"
+bench-published: venv  ## published runs of large models beside what lowered.time and lowered.memory say: ARGS="--write" writes docs/time-model.md, "--only 70B" tries some
 	$(BIN)/python -m bench.published $(ARGS)
-	$(BIN)/python -m bench.sequences_published
 
 bench-planner: venv  ## what planning a Llama of 70 billion parameters at once spares and takes: ARGS="80 --scan" stacks its layers, ARGS=--auto chooses placements
 	$(BIN)/python -m bench.planner $(ARGS)

@@ -22,7 +22,7 @@ class Efficiency:
     """The shares of the peak figures of a device that its programs reach, from 0 to 1.
 
     Args:
-        product8: of `flops8`, in matrix products of 8-bit floats. Their casts count in it.
+        product8: of `flops8`, in matrix products of 8-bit floats.
         product16: of `flops`, in matrix products.
         product32: of `flops32`, in matrix products.
         attention: of the same figures, in fused attention.
@@ -123,6 +123,8 @@ class Hardware:
         flops8: operations a second, in products of 8-bit floats. None: those of `flops`.
         launch: seconds that the start of one kernel takes on the device.
         efficiency: the shares of these figures that programs reach. All of each by default.
+        float8: whether matrix products of 16 bits count as if they ran in 8, with scales that are
+            computed each time: each operand is read twice and written once more.
 
     Raises:
         ShardError: a figure that is not a number.
@@ -147,6 +149,7 @@ class Hardware:
     flops8: float | None = None
     launch: float = 0.0
     efficiency: Efficiency = Efficiency()
+    float8: bool = False
 
     def __attrs_post_init__(self) -> None:
         is_figure = lambda field, _: field.name not in ("name", "efficiency")
@@ -254,9 +257,9 @@ def links_of(links: Mapping[str, Link] | None, axes: Sequence[str]) -> Mapping[s
 # The shares that torchtitan's runs of Llama 3 8B on 8 cards reach, see docs/time-model.md. Those of
 # products and memory are fitted, those of attention and links are published.
 FITTED = Efficiency(
-    product8=0.35,
-    product16=0.45,
-    product32=0.45,
+    product8=0.413,
+    product16=0.465,
+    product32=0.465,
     attention=0.35,
     memory=0.7,
     link=0.71,

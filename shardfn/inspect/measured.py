@@ -1,4 +1,6 @@
-"""`measure_hardware`: FLOPs, memory bandwidth and link of the machine that runs this process."""
+"""`measure_hardware`: FLOPs, memory bandwidth, start of a kernel and link of the machine that runs
+this process.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,25 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from ..collectives import COLLECTIVES
-from ..hardware import Hardware, Link
+from ..hardware import Efficiency, Hardware, Link
 from ..world import current_world
 
 SIDE = 1024  # of the matrices that are multiplied
+HEADS, LENGTH, WIDTH = 8, 512, 64  # of the attention
 COPIED = 2**26  # bytes that are copied
 SENT = 2**22  # bytes that are reduced
+STARTS = 100  # kernels that are started
 REPEATS = 7
 
 
 def measure_hardware(link: Link | None = None) -> Hardware:
     """Measure torch's default device, and the link to the other ranks.
+
+    The figures are those that programs reach, so the efficiency of each is 1. That of attention is
+    its rate in float32, next to matrix products.
 
     Under torchrun every rank must call it. The figures are those of the slowest rank, so that
     all ranks have the same.
@@ -42,24 +50,50 @@ def measure_hardware(link: Link | None = None) -> Hardware:
     """
     device = torch.get_default_device()
     flops16, flops32 = (_flops(torch.bfloat16, device), _flops(torch.float32, device))
-    memory = _memory(device)
+    attention = min(1.0, _attention_flops(device) / flops32)
+    memory, launch = _memory(device), _launch(device)
     link = link or _link(device)
-    figures = torch.tensor(
-        [flops16, flops32, memory, -link.latency, link.bandwidth], dtype=torch.float64
-    )
+    measured = [flops16, flops32, memory, attention, -launch, -link.latency, link.bandwidth]
+    figures = torch.tensor(measured, dtype=torch.float64)
     if _is_distributed():
         slowest = figures.to(device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MIN)
         figures = slowest.cpu()
-    flops16, flops32, memory, latency, bandwidth = figures.tolist()
-    name = f"this machine's {device.type}"
-    return Hardware(name, flops16, flops32, memory, bandwidth, -latency)
+    flops16, flops32, memory, attention, launch, latency, bandwidth = figures.tolist()
+    return Hardware(
+        f"this machine's {device.type}",
+        flops16,
+        flops32,
+        memory,
+        bandwidth,
+        -latency,
+        launch=-launch,
+        efficiency=Efficiency(attention=attention),
+    )
 
 
 def _flops(dtype: torch.dtype, device: torch.device) -> float:
     """Measure floating-point operations a second, in matrix products of a dtype."""
     a = torch.ones(SIDE, SIDE, dtype=dtype, device=device)
     return 2 * SIDE**3 / _median_seconds(lambda: a @ a, device)
+
+
+def _attention_flops(device: torch.device) -> float:
+    """Measure floating-point operations a second, in fused attention of float32."""
+    x = torch.ones(1, HEADS, LENGTH, WIDTH, device=device)
+    flops = 4 * HEADS * LENGTH**2 * WIDTH
+    return flops / _median_seconds(lambda: F.scaled_dot_product_attention(x, x, x), device)
+
+
+def _launch(device: torch.device) -> float:
+    """Measure the seconds that the start of a kernel takes, of one that follows others."""
+    x = torch.ones(1, device=device)
+
+    def start_many() -> None:
+        for _ in range(STARTS):
+            torch.neg(x, out=x)
+
+    return _median_seconds(start_many, device) / STARTS
 
 
 def _memory(device: torch.device) -> float:

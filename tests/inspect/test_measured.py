@@ -20,6 +20,8 @@ def _half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "_median_seconds", seconds)
     monkeypatch.setattr(measured, "SIDE", 8)
     monkeypatch.setattr(measured, "COPIED", 64)
+    monkeypatch.setattr(measured, "LENGTH", 1)
+    monkeypatch.setattr(measured, "WIDTH", 7)
 
 
 def test_figures_are_counts_over_seconds() -> None:
@@ -29,6 +31,14 @@ def test_figures_are_counts_over_seconds() -> None:
     assert found.memory == 2 * 64 / 0.5
     assert (found.link, found.latency) == (1e9, 1e-5)
     assert found.name == "this machine's cpu"
+    assert found.launch == 0.5 / measured.STARTS
+
+
+def test_attention_is_measured_next_to_products() -> None:
+    flops = 4 * measured.HEADS * measured.LENGTH**2 * measured.WIDTH
+    assert sf.measure_hardware().efficiency.attention == min(1.0, flops / (2 * 8**3))
+    one = sf.Efficiency(attention=sf.measure_hardware().efficiency.attention)
+    assert sf.measure_hardware().efficiency == one
 
 
 def test_where_there_are_no_other_ranks_sending_takes_no_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 
+import attrs
 import pytest
 import torch
 
@@ -121,3 +122,21 @@ def test_the_place_of_is_causal_is_that_of_torch(name: str) -> None:
     assert names.index("is_causal") == op_cost.ATTENTION[name]
     first = int(name.endswith("_backward"))
     assert names[first : first + 3] == ["query", "key", "value"]
+
+
+def test_a_product_as_float8_casts_its_operands_and_runs_at_that_rate() -> None:
+    x, w = torch.ones(5, 3, dtype=HALF), torch.ones(3, 7, dtype=HALF)
+    (mm,) = calls(graph_of(torch.mm, x, w), "mm")
+    card = sf.Hardware("a card", 1.0, 1.0, memory=10.0, link=1.0, latency=0.0, flops8=2.0)
+    assert op_cost.seconds(mm, card) == 2 * 5 * 3 * 7
+    operands = 5 * 3 + 3 * 7
+    cast = operands * (2 + 2 + 1) / 10
+    as_float8 = attrs.evolve(card, float8=True)
+    assert op_cost.seconds(mm, as_float8) == 2 * 5 * 3 * 7 / 2 + cast
+    both = graph_of(lambda x, w: [x @ w, x.view(5, 3) @ (w + 1)], x, w)
+    shared = operands - 5 * 3 / 2
+    for product in calls(both, "mm"):
+        cast = shared * (2 + 2 + 1) / 10
+        assert op_cost.seconds(product, as_float8) == pytest.approx(2 * 5 * 3 * 7 / 2 + cast)
+    (wide,) = calls(graph_of(torch.mm, x.float(), w.float()), "mm")
+    assert op_cost.seconds(wide, as_float8) == op_cost.seconds(wide, card)

@@ -1,0 +1,62 @@
+"""The model of time and memory against published runs, whose figures stand in bench/published."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.published import fit, llama, megatron, table
+from bench.published.llama import EIGHT, Run
+from shardfn.hardware import FITTED
+
+
+@pytest.fixture(scope="module")
+def near() -> llama.Line:
+    return llama.line_of(Run(EIGHT, 2), (1, 2))
+
+
+def test_the_efficiencies_are_those_that_were_fitted(near: llama.Line) -> None:
+    tokens = Run(EIGHT, 2).tokens
+    assert tokens / near.seconds(table.CARD) == pytest.approx(fit.COMPILED, rel=0.02)
+    assert tokens / near.seconds(table.CARD8) == pytest.approx(fit.FLOAT8, rel=0.02)
+    assert (FITTED.attention, FITTED.memory) == (0.35, 0.7), "published ones are not fitted"
+
+
+def test_more_ranks_are_a_little_slower_as_published(near: llama.Line) -> None:
+    run = Run(EIGHT, 2, dp=128)
+    far = llama.line_of(run, (1, 2))
+    for card, published in ((table.CARD, 6514), (table.CARD8, 8380)):
+        rate = run.tokens / far.seconds(card)
+        assert rate < run.tokens / near.seconds(card)
+        assert rate == pytest.approx(published, rel=0.05)
+
+
+def test_a_layer_saves_the_bytes_of_the_closed_form() -> None:
+    assert megatron.saved_bytes() == pytest.approx(megatron.CLOSED_FORM, rel=0.1)
+
+
+def test_model_flops_of_llama_3_8b_are_those_that_torchtitan_counts(near: llama.Line) -> None:
+    step = near.steps[0].time(table.CARD)
+    parameters = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 4096 * 128256
+    wanted = Run(EIGHT, 2).tokens * (6 * parameters + 12 * 4096 * 8192)
+    assert step.model_flops == pytest.approx(wanted, rel=1e-6)
+
+
+def test_the_states_of_8_and_128_ranks_differ_as_published() -> None:
+    row = table.MEMORY[0]
+    assert row.predicted() == pytest.approx(row.published, rel=row.bound)
+
+
+@pytest.mark.parametrize(
+    "row", [x for x in table.TIME if "70B, FSDP" in x.name], ids=lambda row: row.source
+)
+def test_large_steps_take_as_long_as_published(row: table.Row) -> None:
+    assert row.predicted() == pytest.approx(row.published, rel=row.bound)
+
+
+def test_405b_in_stages_is_as_fast_as_published_and_interleaved_is_faster() -> None:
+    by_name = {row.published: row.predicted() for row in table.TIME if "x PP 8, 1F1B" in row.name}
+    (published,), (plain,) = by_name.keys(), by_name.values()
+    interleaved = table.rate_of_pipeline(table.INTERLEAVED, table.CARD8)()
+    assert plain == pytest.approx(published, rel=0.2)
+    assert interleaved == pytest.approx(128, rel=0.2)
+    assert interleaved > plain
