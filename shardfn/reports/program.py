@@ -46,7 +46,7 @@ def program_rows(programs: Sequence[LocalProgram]) -> dict[str, Any]:
     Args:
         programs: of one rank, one after the other.
     """
-    ops = sum(_ops(program.graph) for program in programs)
+    ops = sum(ops_of(program.graph) for program in programs)
     is_outline = ops > MOST_LINES
     blocks = [_program(x, is_outline=is_outline).contents() for x in programs]
     return {"ops": ops, "outline": is_outline, "blocks": blocks}
@@ -57,13 +57,13 @@ def _program(program: LocalProgram, *, is_outline: bool) -> Block:
     return _block_of(program.name, writer.blocks(program.graph))
 
 
-def _ops(graph: Graph) -> int:
-    """Count the ops of a graph, those of loops once."""
+def ops_of(graph: Graph) -> int:
+    """Return the number of ops of a graph, those of loops once."""
     count = 0
     for node in graph.nodes:
         count += node.op == "call_function"
         if isinstance(node.target, Loop):
-            count += sum(map(_ops, loop_of(node).graphs))
+            count += sum(map(ops_of, loop_of(node).graphs))
     return count
 
 

@@ -18,6 +18,7 @@ from ..runtime.stages import Lowered
 from ..source_text import located_in_program
 from ..types import MeshPlacements
 from .collectives import Reason, SentByLine
+from .program import ops_of
 from .suggestions import Key, Suggestion, key_of_move, key_of_row
 
 LARGE = 5_000  # ops of a program whose strategies are not weighed again
@@ -62,7 +63,7 @@ def _by_key(lowered: Lowered) -> dict[Key, Reason]:
     chosen = lowered.partition
     moves = [*communicating_moves(chosen)]
     # stages of a pipeline are placed by the user
-    is_weighed = len(graph.nodes) <= LARGE and chosen.stage_axis is None
+    is_weighed = ops_of(graph) <= LARGE and chosen.stage_axis is None
     setting = lowered.traced.request.implicit_comm
     weighed = lowered.transfers if is_weighed else transfers(chosen, setting, {})
     parameters = parameter_slots(chosen, graph)
@@ -73,6 +74,8 @@ def _by_key(lowered: Lowered) -> dict[Key, Reason]:
         if step.node.target is ALIGN:
             done = "gathered" if move.kind == ALL_GATHER else "reduced"
             reason = Reason(f"the gradient of a parameter, {done} over {axis}")
+        elif isinstance(step, plan.Exchange):
+            reason = Reason(f"the op sends rows to other ranks of {axis}")
         elif not step.implicit:
             asked = "the placement of a result" if step.node.op == "output" else "sf.constrain"
             reason = Reason(f"{asked} asks for it")

@@ -37,12 +37,13 @@ from ..runtime.stages import Lowered
 from ..source_text import shape_of_path
 from ..types import MeshPlacements
 from .collectives import SentByLine
+from .program import ops_of
 
 ARGUMENTS = 4  # arguments near an op that are tried
 SHOWN = 4  # changes in a text
 ROWS = 12  # collectives for which placements are looked for
-NODES = 20_000  # of all plans that are made; a large program is planned less often
-LARGE = 150  # nodes of a program whose other ops stay as they are: a plan of all takes long
+OPS = 10_000  # of all plans that are made; a large program is planned less often
+LARGE = 150  # ops of a program whose other ops stay as they are: a plan of all takes long
 ABOUT = 1.02  # of a price or a size, that counts as no more
 LESS = 0.999  # of the bytes that are sent, that counts as fewer
 SMALLER = 0.8  # of the arguments of a rank, that counts as a smaller share
@@ -144,7 +145,7 @@ def suggestions(
     if search is None:
         return {}
     found = {}
-    tries = max(2, NODES // (len(lowered.traced.program.graph.graph.nodes) + 1))
+    tries = max(2, OPS // (ops_of(lowered.traced.program.graph.graph) + 1))
     for row in sorted(sent, key=search.is_of_parameter)[:ROWS]:
         attempts = [*search.attempts(row)][:tries]
         tries -= len(attempts)
@@ -175,7 +176,7 @@ class _Search:
         for step, move in communicating_moves(chosen):
             moves[key_of_move(chosen, step, move)].append((step, move))
         groups, operands = ParameterGroups(graph), inputs_of_bodies(graph)
-        is_large = len(graph.nodes) > LARGE
+        is_large = ops_of(graph) > LARGE
         return cls(lowered, hardware, groups, operands, dict(moves), is_large)
 
     @property
