@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 from torch.fx import Graph
 
+from ..compile.memory import memory_as_run
 from ..durations import human_seconds
 from ..hardware import Hardware
 from ..inspect.memory import Memory
 from ..inspect.step_time import StepTime
 from ..ops.loops import Loop, loop_of
 from ..partition.planner import op_cost
+from ..runtime.arguments import donated_places
 from ..runtime.stages import Lowered
 from ..source_text import located_in_program
 from ..types import Collective, LocalProgram
@@ -34,7 +36,8 @@ class Step:
     Args:
         lowered: its forward and, where autograd follows the call, its backward.
         times: of each.
-        memory: of the one that holds more.
+        memory: of the one that holds more; with a pipeline, of the coordinate that holds most.
+        holder: that coordinate, such as "pp=3"; empty without a pipeline.
         collectives: of a step, in the order of their start.
         sent: the same, by line.
     """
@@ -42,6 +45,7 @@ class Step:
     lowered: tuple[Lowered, ...]
     times: tuple[StepTime, ...]
     memory: Memory
+    holder: str
     collectives: tuple[Collective, ...]
     sent: tuple[SentByLine, ...]
 
@@ -61,13 +65,25 @@ def step_of(lowered: Lowered, hardware: Hardware) -> Step:
     halves = (lowered,) if lowered.backward is None else (lowered, lowered.backward)
     times = tuple(x.time(hardware) for x in halves)
     collectives = lowered.explain().collectives
-    return Step(
-        halves,
-        times,
-        max((x.memory for x in halves), key=lambda memory: memory.peak),
-        collectives,
-        sent_by_line(collectives, times, lowered.plan),
-    )
+    sent = sent_by_line(collectives, times, lowered.plan)
+    memories = dict(_memories(halves))
+    holder = max(memories, key=lambda name: memories[name].peak)
+    of_pipeline = "" if lowered.partition.stage_axis is None else holder
+    return Step(halves, times, memories[holder], of_pipeline, collectives, sent)
+
+
+def _memories(halves: Sequence[Lowered]) -> Iterator[tuple[str, Memory]]:
+    """Yield the memory of each program of a step, or of each coordinate of a pipeline."""
+    lowered = halves[0]
+    axis = lowered.partition.stage_axis
+    if axis is None:
+        yield from ((str(k), half.memory) for k, half in enumerate(halves))
+        return
+    axes, traced = lowered.program.axes, lowered.traced
+    donated = donated_places(traced.placed)
+    for k in range(axes.sizes[axis]):
+        memory = memory_as_run(lowered.stage(k), traced.request.backend, donated)
+        yield f"{axes.names[axis]}={k}", memory
 
 
 def summary_of(step: Step, reasons: Mapping[SentByLine, Reason]) -> Summary:
@@ -91,6 +107,7 @@ def summary_of(step: Step, reasons: Mapping[SentByLine, Reason]) -> Summary:
         total=sum(time.total for time in times),
         parts=parts,
         peak=step.memory.peak,
+        holder=step.holder,
         capacity=times[0].capacity,
         nbytes=sum(x.nbytes for x in step.collectives),
         collectives=len(step.collectives),
@@ -148,7 +165,7 @@ def contents_of(
         "summary": summary.contents(),
         "endless": sum(time.endless for time in step.times),
         "timeline": timeline_rows(step.times, strings),
-        "memory": memory_rows(step.memory, strings),
+        "memory": {**memory_rows(step.memory, strings), "holder": step.holder},
         "collectives": collective_rows(step.sent, reasons, strings),
         "placements": placement_rows(lowered.placements.table, strings),
         "program": program_rows(step.programs),

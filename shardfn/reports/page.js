@@ -245,7 +245,8 @@ function peakOf(m) {
   const at = placed({ source: m.at, module: m.module });
   const [first] = m.alive;
   const largest = first ? ` The largest: ${text(first.name)}${placed(first) ? ` at ${placed(first)}` : ""}, ${bytes(first.nbytes)}.` : "";
-  return `The peak is ${bytes(m.peak)}${at ? `, at ${at}` : ""}: ${kinds.join(", ")}.${largest}`;
+  const whose = m.holder ? ` on the rank at ${m.holder}, which holds most` : "";
+  return `The peak${whose} is ${bytes(m.peak)}${at ? `, at ${at}` : ""}: ${kinds.join(", ")}.${largest}`;
 }
 
 // The forward, the backward and what follows, as [from, to, name]; nothing without a backward. Where

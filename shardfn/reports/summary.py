@@ -26,12 +26,13 @@ class Summary:
         total: seconds of a step.
         parts: seconds by what a rank is busy with or waits for: "arithmetic", "memory traffic",
             "communication over dp", "the bubble".
-        peak: bytes of a rank at its peak.
+        peak: bytes of a rank at its peak; with a pipeline, of the rank that holds most.
         capacity: bytes of a device; None if they are not known.
         nbytes: payload bytes of all collectives of a rank.
         collectives: how many a step has.
         mfu: the share of the device's peak arithmetic; None if it is not known.
         first: what to change first; empty if nothing is known.
+        holder: with a pipeline, the coordinate that holds most.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Summary:
     collectives: int
     mfu: float | None = None
     first: str = ""
+    holder: str = ""
 
     @property
     def fits(self) -> bool | None:
@@ -62,11 +64,12 @@ class Summary:
 
     def _fit(self) -> str:
         peak = human_bytes(self.peak)
+        at = f", at {self.holder}" if self.holder else ""
         if self.capacity is None:
-            return f"{self.name} on mesh {self.mesh} holds {peak} a rank."
+            return f"{self.name} on mesh {self.mesh} holds {peak} a rank{at}."
         verb = "fits" if self.fits else "does not fit"
         most = human_bytes(self.capacity)
-        return f"{self.name} on mesh {self.mesh} {verb}: {peak} of the {most} of a device."
+        return f"{self.name} on mesh {self.mesh} {verb}: {peak} of the {most} of a device{at}."
 
     def _time(self) -> str:
         rate = "" if self.mfu is None else f", at {self.mfu:.1%} MFU"

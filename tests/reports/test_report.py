@@ -188,6 +188,9 @@ def test_a_pipeline_has_a_lane_for_each_coordinate(tmp_path: Path) -> None:
     assert sum(page.summary.parts.values()) == pytest.approx(time.total)
     assert page.summary.collectives == len(low.collectives)
     assert "more microbatches" in page.summary.first and not page.suggestions
+    # 1F1B: the first coordinate has the most microbatches under way
+    assert page.summary.holder == "pp=0" and page.summary.peak == low.memory.peak
+    assert "of a device, at pp=0." in str(page)
 
 
 def test_a_call_that_autograd_follows_is_its_forward_and_its_backward(tmp_path: Path) -> None:
