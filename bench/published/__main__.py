@@ -11,7 +11,9 @@ from .fit import fitted
 from .table import TABLES
 
 PAGE = Path("docs/time-model.md")
-HEAD = "| run | published by | published | here | error | | |\n|---|---|---:|---:|---:|---|---|"
+HEAD = """\
+| run | published by | published | here | error | verdict | note |
+|---|---|---:|---:|---:|---|---|"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,8 +16,9 @@ import shardfn as sf
 from bench.planner.llama import HEAD, Sizes, attended, normed
 from shardfn import P
 
+from .llama import gathered, scattered
+
 AXES = ("pp", "dp", "tp")
-REPLICATED, SEQUENCE = P("dp"), P("dp", "tp")  # of activations
 
 
 @attrs.frozen
@@ -50,21 +51,18 @@ class Stages:
 
 def layer(x: torch.Tensor, p: dict[str, torch.Tensor]) -> torch.Tensor:
     """A layer under sequence parallelism, as torchtitan runs it."""
-    h = sf.constrain(normed(x, p["n1"]), REPLICATED)
-    x = x + sf.constrain(attended(h, p), SEQUENCE)
-    h = sf.constrain(normed(x, p["n2"]), REPLICATED)
-    y = (F.silu(h @ p["wg"]) * (h @ p["wu"])) @ p["wd"]
-    return x + sf.constrain(y, SEQUENCE)
+    x = x + scattered(attended(gathered(normed(x, p["n1"])), p))
+    h = gathered(normed(x, p["n2"]))
+    return x + scattered((F.silu(h @ p["wg"]) * (h @ p["wu"])) @ p["wd"])
 
 
 def loss(params: Any, tokens: torch.Tensor, remat: bool) -> torch.Tensor:
     """The loss of a Llama whose layers are stacked, one stack a stage."""
     one = sf.checkpoint(layer) if remat else layer
-    x = sf.constrain(F.embedding(tokens, params["emb"]), SEQUENCE)
+    x = scattered(F.embedding(tokens, params["emb"]))
     for stack in params["stacks"]:
         x, _ = sf.scan(lambda carry, p: (one(carry, p), None), x, stack)
-    h = sf.constrain(normed(x, params["n"]), REPLICATED)
-    logits = h @ params["head"]
+    logits = gathered(normed(x, params["n"])) @ params["head"]
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 

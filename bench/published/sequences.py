@@ -15,6 +15,8 @@ import shardfn as sf
 from bench.planner.llama import Sizes, layer, normed
 from shardfn import P
 
+from .llama import logits_of
+
 LAYERS, RANKS = 32, 8
 AXES = ("dp", "cp")
 CONTEXTS = {1: 32768, 2: 65536, 4: 131072, 8: 262144}  # ranks of the sequence -> its tokens
@@ -25,7 +27,7 @@ def loss(params: Any, tokens: torch.Tensor) -> torch.Tensor:
     one = sf.checkpoint(layer)
     x = F.embedding(tokens, params["emb"])
     x, _ = sf.scan(lambda carry, p: (one(carry, p), None), x, params["layers"])
-    logits = normed(x, params["n"]) @ params["head"]
+    logits = logits_of(normed(x, params["n"]), params["head"])
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 
