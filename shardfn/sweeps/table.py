@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -152,6 +152,10 @@ class Refused:
     options: Mapping[str, Any]
     why: str
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the mesh and the reason."""
+        yield from (self.axes, self.why)
+
     def cells(self) -> dict[str, str]:
         """Return what names it, by the heads of the columns."""
         texts = {key: _text(x) for key, x in self.options.items()}
@@ -176,6 +180,11 @@ class Sweep:
     def best(self) -> Row:
         """Return the fastest row that fits, or the fastest one if none does."""
         return self.rows[0]
+
+    @property
+    def plans(self) -> tuple[Row, ...]:
+        """Return the rows, as those of `plan` are named."""
+        return self.rows
 
     @property
     def front(self) -> tuple[Row, ...]:
