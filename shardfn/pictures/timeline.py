@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..durations import human_seconds
 from ..inspect.step_time import StepTime
@@ -142,7 +142,7 @@ def _draw(
         for block in row:
             wide = max(scale * (block.end - block.start), 0.4)
             x = LEFT + scale * block.start
-            style = {"facecolor": colours[block.track], "edgecolor": "white"}
+            style: dict[str, Any] = {"facecolor": colours[block.track], "edgecolor": "white"}
             style["hatch"] = "////" if block.track == BUBBLE else None
             style["linewidth"] = 0.5 if wide > NARROW else 0.0
             patch = box(axes, x, y + 1, wide, high - 2, **style)
