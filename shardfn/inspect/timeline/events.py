@@ -119,7 +119,7 @@ class GraphRun:
     seconds: float
     events: tuple[Event, ...]
     inner: tuple[InnerRuns, ...] = ()
-    starts: Mapping[str, float] = attrs.field(factory=dict[str, float], repr=False)
+    starts: Mapping[str, float] = attrs.field(default=MappingProxyType({}), repr=False)
 
     @functools.cached_property
     def busy(self) -> dict[str, float]:
