@@ -118,8 +118,8 @@ class GraphRun:
 
     seconds: float
     events: tuple[Event, ...]
-    inner: tuple[InnerRuns, ...] = ()
-    starts: Mapping[str, float] = attrs.field(default=MappingProxyType({}), repr=False)
+    inner: tuple[InnerRuns, ...]
+    starts: Mapping[str, float] = attrs.field(repr=False)
 
     @functools.cached_property
     def busy(self) -> dict[str, float]:
