@@ -28,7 +28,6 @@ html_title = "shardfn"
 html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True, "use_download_button": True}
 
 myst_heading_anchors = 4
-myst_enable_extensions = ["smartquotes"]
 suppress_warnings = ["myst.header"]  # a fence between two headings
 
 # Pages are run by kernels of this environment, in a folder of their own, on this checkout.
@@ -43,6 +42,7 @@ nb_merge_streams = True
 nb_output_stderr = "remove"
 
 default_role = "code"
+smartquotes = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 python_maximum_signature_line_length = 80
