@@ -140,7 +140,7 @@ function drawStep() {
     tile("Peak of memory", bytes(s.peak), room),
     tile("MFU", s.mfu === null ? "not known" : (100 * s.mfu).toFixed(1) + "%", "of the device's peak arithmetic"),
     tile("Sent by a rank", bytes(s.nbytes), plural(s.collectives, "collective")),
-    tile("Bound by", s.bound || "nothing", s.parts.length ? share(Math.max(...s.parts.map((part) => part[1])), s.total) + " of the step" : ""));
+    tile("Bound by", s.bound[0] || "nothing", s.bound[0] ? share(s.bound[1], s.total) + " of the step" : ""));
   const parts = s.parts.map(([name, took]) => [partColour(name), `${name}: ${seconds(took)}, ${share(took, s.total)}`, took]);
   byId("parts").append(
     element("div", { class: "bar", role: "img", "aria-label": parts.map((part) => part[1]).join("; ") },

@@ -11,7 +11,7 @@ from ..byte_sizes import human_bytes
 from ..durations import human_seconds
 
 ARITHMETIC, TRAFFIC, BUBBLE = "arithmetic", "memory traffic", "the bubble"
-COMMUNICATION = "communication over "
+COMMUNICATION = "communication"
 MUCH = 0.1  # of a step, from which on waits have a sentence
 
 
@@ -54,9 +54,18 @@ class Summary:
         return None if self.capacity is None else self.peak <= self.capacity
 
     @property
+    def bounds(self) -> dict[str, float]:
+        """The seconds by what may bound a step: the communication over all axes is one."""
+        seconds: dict[str, float] = {}
+        for name, x in self.parts.items():
+            kind = COMMUNICATION if name.startswith(COMMUNICATION) else name
+            seconds[kind] = seconds.get(kind, 0.0) + x
+        return seconds
+
+    @property
     def bound(self) -> str:
         """What takes the largest part of a step."""
-        return max(self.parts, key=lambda name: self.parts[name], default="")
+        return max(self.bounds, key=lambda name: self.bounds[name], default="")
 
     def sentences(self) -> list[str]:
         """Return the step in sentences: fit, time, what bounds it, what to change first."""
@@ -78,11 +87,13 @@ class Summary:
     def _bound(self) -> list[str]:
         if not self.total or not self.bound:
             return []
-        share = self.parts[self.bound] / self.total
+        waits = f"{self.bounds.get(COMMUNICATION, 0.0) / self.total:.0%} of the step"
+        if self.bound == COMMUNICATION:
+            return [f"Communication bounds it: for {waits} a rank only waits for collectives."]
+        share = self.bounds[self.bound] / self.total
         lines = [f"{capitalised(self.bound)} bounds it: {share:.0%} of the step."]
-        waits = sum(x for name, x in self.parts.items() if name.startswith(COMMUNICATION))
-        if waits >= MUCH * self.total and not self.bound.startswith(COMMUNICATION):
-            lines.append(f"For {waits / self.total:.0%} of the step a rank waits for collectives.")
+        if self.bounds.get(COMMUNICATION, 0.0) >= MUCH * self.total:
+            lines.append(f"For {waits} a rank waits for collectives.")
         return lines
 
     def contents(self) -> dict[str, Any]:
@@ -91,7 +102,7 @@ class Summary:
             "sentences": self.sentences(),
             "total": self.total,
             "parts": [[name, seconds] for name, seconds in self.parts.items() if seconds],
-            "bound": self.bound,
+            "bound": [self.bound, self.bounds.get(self.bound, 0.0)],
             "peak": self.peak,
             "capacity": self.capacity,
             "fits": self.fits,
@@ -108,4 +119,4 @@ def capitalised(text: str) -> str:
 
 def communication_over(axis: str) -> str:
     """Return the name of the time in which a rank waits for collectives over an axis."""
-    return f"{COMMUNICATION}{axis}"
+    return f"{COMMUNICATION} over {axis}"

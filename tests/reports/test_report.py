@@ -20,6 +20,7 @@ from shardfn.inspect.step_time import RankTimeline, StepTime
 from shardfn.inspect.timeline.events import Event, GraphRun
 from shardfn.reports import program
 from shardfn.reports.strings import Strings
+from shardfn.reports.summary import ARITHMETIC, Summary
 from shardfn.reports.timeline import timeline_rows
 
 
@@ -97,7 +98,7 @@ def test_events_and_exposed_time_add_up_to_those_of_the_step(name: str, tmp_path
 
 def test_a_timeline_of_many_events_is_drawn_as_fewer_of_the_same_length() -> None:
     event = lambda k: Event("mul", "compute", k * 1e-6, 1e-6, "a.py:1", None)
-    run = GraphRun(0.03, tuple(event(k) for k in range(30_000)))
+    run = GraphRun(0.03, tuple(event(k) for k in range(30_000)), (), {})
     one = RankTimeline("", (0,), run)
     step = StepTime("f", "H100", 0.03, 0.0, 0.0, (), ranks=(one,))
     drawn = timeline_rows([step], Strings())
@@ -236,3 +237,12 @@ def outline_of(whole: Any) -> list[str]:
 
     add(whole["blocks"])
     return found
+
+
+def test_communication_over_all_axes_is_one_bound() -> None:
+    parts = {ARITHMETIC: 0.4, "communication over dp": 0.3, "communication over tp": 0.2}
+    summary = Summary("step", "(dp=2, tp=2)", "H100", 1.0, parts, 1, None, 1, 2)
+    assert summary.bound == "communication"
+    assert (
+        "Communication bounds it: for 50% of the step a rank only waits" in summary.sentences()[2]
+    )

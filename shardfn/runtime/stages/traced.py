@@ -236,7 +236,8 @@ class Traced:
             )
         by_rank = {c: programs[size] for c, size in kinds.items()}
         lowered = Lowered(self, chosen, agreed, by_rank)
-        lowered._leave_artefacts()
+        if self.placed.coordinate in by_rank:  # not another reading, of ranks with other sizes
+            lowered._leave_artefacts()
         return lowered
 
 
