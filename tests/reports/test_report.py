@@ -98,7 +98,7 @@ def test_events_and_exposed_time_add_up_to_those_of_the_step(name: str, tmp_path
 
 def test_a_timeline_of_many_events_is_drawn_as_fewer_of_the_same_length() -> None:
     event = lambda k: Event("mul", "compute", k * 1e-6, 1e-6, "a.py:1", None)
-    run = GraphRun(0.03, tuple(event(k) for k in range(30_000)), (), {})
+    run = GraphRun(0.03, tuple(event(k) for k in range(30_000)))
     one = RankTimeline("", (0,), run)
     step = StepTime("f", "H100", 0.03, 0.0, 0.0, (), ranks=(one,))
     drawn = timeline_rows([step], Strings())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import attrs
 
@@ -118,8 +119,8 @@ class GraphRun:
 
     seconds: float
     events: tuple[Event, ...]
-    inner: tuple[InnerRuns, ...]
-    starts: Mapping[str, float] = attrs.field(repr=False)
+    inner: tuple[InnerRuns, ...] = ()
+    starts: Mapping[str, float] = attrs.field(default=MappingProxyType({}), repr=False)
 
     @functools.cached_property
     def busy(self) -> dict[str, float]:
