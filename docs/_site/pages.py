@@ -23,6 +23,7 @@ RUN = re.compile(r"^```python$", re.MULTILINE)
 OUTPUT = re.compile(r"^```output\n.*?^```\n", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
 NAME = re.compile(r"(?<![\[`])`(?:sf\.)(\w+)([^`\n|]*)`(?!`|\])")
+PAGE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[\w./-]+\.md)\)")
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.|\|) \[[^\]]+\]\(([\w./-]+)\.md\)", re.MULTILINE)
 TREES = ("index", "learn/index", "howto/index", "reference/index")
 REFERENCE = "reference/names"
@@ -43,7 +44,7 @@ def page(docname: str, text: str, names: Collection[str]) -> str:
         return text
     if docname in TREES:
         text = with_tree(text)
-    text = with_links(docname, text, names)
+    text = with_links(docname, without_outside(docname, text), names)
     return run(text)
 
 
@@ -81,6 +82,23 @@ def with_links(docname: str, text: str, names: Collection[str]) -> str:
         lines = [line if line.startswith("#") else NAME.sub(linked, line) for line in lines]
         parts[i] = "\n".join(lines)
     return "".join(parts)
+
+
+def without_outside(docname: str, text: str) -> str:
+    """The page with the names of pages outside of docs in place of links to them: the site has
+    no such pages.
+
+    Example:
+        >>> without_outside("tour", "[SECURITY](../SECURITY.md)")
+        'SECURITY'
+    """
+    folder = os.path.dirname(docname)
+
+    def named(match: re.Match[str]) -> str:
+        path = os.path.normpath(os.path.join(folder, match[2]))
+        return match[1] if path.startswith("..") else match[0]
+
+    return PAGE.sub(named, text)
 
 
 def with_tree(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import shardfn
 
 CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
-PARAMETER = re.compile(r"\s*\*{0,2}\w+:")
+MARK = re.compile(r"(^\s*\*{1,2}(?=\w+:))|\*|_(?!\w)", re.MULTILINE)
 GROUPS = {
     "Stage a function": "shard jit shard_map compose functionalize auto ShapeDtype mark_dynamic "
     "explain_retrace clear_cache load_compiled",
@@ -82,22 +82,18 @@ def as_restructured(lines: list[str]) -> list[str]:
         lines: of a docstring.
 
     Example:
-        >>> as_restructured(["Make `P`s of clip_ and **kw.", ">>> x_"])
-        ['Make ``P``\\\\ s of clip\\\\_ and \\\\*\\\\*kw.', '>>> x_']
+        >>> as_restructured(["Make `P`s of clip_ and **kw.", "Example:", ">>> x_"])
+        ['Make ``P``\\\\ s of clip\\\\_ and \\\\*\\\\*kw.', 'Example:', '>>> x_']
     """
-    out = []
-    for i, line in enumerate(lines):
-        if line.strip() == "Example:":
-            return out + lines[i:]
-        parts = CODE.split(line)
-        for k, text in enumerate(parts):
-            if k % 2:
-                parts[k] = f"``{text}``"
-            elif k or not PARAMETER.match(text):
-                text = text.replace("*", "\\*").replace("_ ", "\\_ ")
-                parts[k] = f"\\ {text}" if k and re.match(r"\w", text) else text
-        out.append("".join(parts))
-    return out
+    end = next((i for i, line in enumerate(lines) if line.strip() == "Example:"), len(lines))
+    parts = CODE.split("\n".join(lines[:end]))
+    for k, text in enumerate(parts):
+        if k % 2:
+            parts[k] = f"``{' '.join(text.split())}``"
+            continue
+        text = MARK.sub(lambda match: match[1] or f"\\{match[0]}", text)
+        parts[k] = f"\\ {text}" if k and re.match(r"\w", text) else text
+    return "".join(parts).split("\n") + lines[end:]
 
 
 def write(folder: Path) -> None:
