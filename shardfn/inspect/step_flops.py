@@ -16,6 +16,8 @@ from ..ops.loops import Branch, Loop, Scan, loop_of
 from ..ops.pipeline import Pipeline
 from ..partition.planner import op_cost
 
+SLACK = 1 + 1e-9  # of sums in another order
+
 
 @attrs.frozen
 class StepFlops:
@@ -24,8 +26,8 @@ class StepFlops:
     Args:
         run: those of its program: with recomputation, half of the pairs of a causal attention, and
             five products in the backward of attention.
-        model: those that the model needs: without recomputation, all pairs of an attention, and
-            four products in its backward.
+        model: the rank's share of those that the model needs: without recomputation, all pairs of
+            an attention, and four products in its backward.
         run_at_peak: the seconds of the first at the peak of their dtypes.
         model_at_peak: the seconds of the second.
     """
@@ -53,6 +55,23 @@ def step_flops(graph: Graph, hardware: Hardware) -> StepFlops:
             run_at_peak += flops / peak
             model_at_peak += needed / peak
     return StepFlops(run, model, run_at_peak, model_at_peak)
+
+
+def with_share(own: StepFlops, whole: Graph, ranks: int, hardware: Hardware) -> StepFlops:
+    """Return the operations of a rank, with its share of those that the model needs: what several
+    ranks compute alike is needed once.
+
+    Args:
+        own: the operations of the rank's program.
+        whole: the program of all ranks, on global tensors. Where it has fewer operations than the
+            rank runs, or more than all ranks do, it says nothing, as with code of one rank.
+        ranks: how many there are.
+        hardware: whose peaks count.
+    """
+    every = step_flops(whole, hardware)
+    if not own.run <= every.run * SLACK or every.run > ranks * own.run * SLACK:
+        return own
+    return attrs.evolve(own, model=every.model / ranks, model_at_peak=every.model_at_peak / ranks)
 
 
 def _nodes(graph: Graph, times: int) -> Iterator[tuple[Node, int]]:

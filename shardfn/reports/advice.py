@@ -13,7 +13,7 @@ from ..placement import names_of
 from ..placement_table import Placements
 from ..source_text import located_in_program
 from .collectives import Reason, SentByLine
-from .summary import BUBBLE, Summary
+from .summary import BUBBLE, Summary, communication_over
 
 WORTH = 0.01  # of the step: a smaller change is not named
 MUCH = 0.05  # of the step: a shorter wait is not named
@@ -35,6 +35,8 @@ def first_change(
         placements: of the arguments.
         slowest: the op that takes longest, with its line.
     """
+    if idle := _idle_axes(summary, placements):
+        return idle
     if summary.fits is False:
         return f"Change first: {_smaller(summary, reasons, memory, placements)}."
     spared = [x for x, reason in reasons.items() if reason.saves]
@@ -43,6 +45,31 @@ def first_change(
         if best.seconds >= WORTH * summary.total:
             return f"Change first: {_sparing(best, reasons[best])}."
     return _by_bound(summary, reasons, slowest)
+
+
+def _idle_axes(summary: Summary, placements: Placements) -> str:
+    """Return a sentence on axes over which nothing is placed and nothing is sent: their ranks
+    compute the same.
+    """
+    axes = placements.axes
+    if axes is None or not any(row.spec is not None for row in placements.rows):
+        return ""
+    used = {x.removeprefix(communication_over("")) for x, took in summary.parts.items() if took}
+    for row in placements.rows:
+        used |= {name for names in names_of(row.spec) for name in names} if row.spec else set()
+        used |= {*row.stages}
+    idle = [
+        (name, n)
+        for name, n in zip(axes.names, axes.sizes, strict=True)
+        if n > 1 and name not in used
+    ]
+    if not idle:
+        return ""
+    name, n = idle[0]
+    return (
+        f"Change first: place the batch or parameters over {name}: nothing is, so its {n} ranks "
+        "compute the same."
+    )
 
 
 def _sparing(x: SentByLine, reason: Reason) -> str:

@@ -10,7 +10,7 @@ from torch.fx import Graph
 
 from ..compile.memory import memory_as_run
 from ..durations import human_seconds
-from ..hardware import Hardware
+from ..hardware import NETWORK, NODE, Hardware, physical_links
 from ..inspect.memory import Memory
 from ..inspect.step_time import StepTime
 from ..ops.loops import Loop, loop_of
@@ -18,7 +18,7 @@ from ..partition.planner import op_cost
 from ..runtime.arguments import donated_places
 from ..runtime.stages import Lowered
 from ..source_text import located_in_program
-from ..types import Collective, LocalProgram
+from ..types import Collective, LocalProgram, MeshAxes
 from .advice import first_change
 from .collectives import Reason, SentByLine, collective_rows, sent_by_line
 from .memory import memory_rows
@@ -40,6 +40,7 @@ class Step:
         holder: that coordinate, such as "pp=3"; empty without a pipeline.
         collectives: of a step, in the order of their start.
         sent: the same, by line.
+        assumed: what the hardware is taken to reach, as a sentence.
     """
 
     lowered: tuple[Lowered, ...]
@@ -48,6 +49,7 @@ class Step:
     holder: str
     collectives: tuple[Collective, ...]
     sent: tuple[SentByLine, ...]
+    assumed: str
 
     @property
     def programs(self) -> tuple[LocalProgram, ...]:
@@ -69,7 +71,22 @@ def step_of(lowered: Lowered, hardware: Hardware) -> Step:
     memories = dict(_memories(halves))
     holder = max(memories, key=lambda name: memories[name].peak)
     of_pipeline = "" if lowered.partition.stage_axis is None else holder
-    return Step(halves, times, memories[holder], of_pipeline, collectives, sent)
+    assumed = _assumed(hardware, lowered.program.axes)
+    return Step(halves, times, memories[holder], of_pipeline, collectives, sent, assumed)
+
+
+def _assumed(hardware: Hardware, axes: MeshAxes) -> str:
+    """Return what a model of hardware takes its devices and links to reach."""
+    share, physical = hardware.efficiency, physical_links(hardware, axes)
+    where = {NODE: "within a node", NETWORK: "between nodes"}
+    links = [
+        f"{name} sends {where[physical[name]]}, {link.bandwidth / 1e9:.0f} GB/s"
+        for name, link in hardware.links(axes).items()
+    ]
+    return (
+        f"Assumed: products reach {share.product16:.0%} of the device's peak, attention "
+        f"{share.attention:.0%}, memory traffic {share.memory:.0%}; {'; '.join(links)}."
+    )
 
 
 def _memories(halves: Sequence[Lowered]) -> Iterator[tuple[str, Memory]]:
@@ -163,6 +180,7 @@ def contents_of(
         "rank": list(lowered.traced.placed.coordinate),
         "hardware": step.times[0].hardware,
         "summary": summary.contents(),
+        "assumed": step.assumed,
         "endless": sum(time.endless for time in step.times),
         "timeline": timeline_rows(step.times, strings),
         "memory": {**memory_rows(step.memory, strings), "holder": step.holder},

@@ -139,13 +139,13 @@ function drawStep() {
     tile("Time of a step", seconds(s.total), `on ${contents.hardware}`),
     tile("Peak of memory", bytes(s.peak), room),
     tile("MFU", s.mfu === null ? "not known" : (100 * s.mfu).toFixed(1) + "%", "of the device's peak arithmetic"),
-    tile("Sent by a rank", bytes(s.nbytes), plural(s.collectives, "collective")),
+    tile("Payload of collectives", bytes(s.nbytes), `${plural(s.collectives, "collective")} of a rank`),
     tile("Bound by", s.bound[0] || "nothing", s.bound[0] ? share(s.bound[1], s.total) + " of the step" : ""));
   const parts = s.parts.map(([name, took]) => [partColour(name), `${name}: ${seconds(took)}, ${share(took, s.total)}`, took]);
   byId("parts").append(
     element("div", { class: "bar", role: "img", "aria-label": parts.map((part) => part[1]).join("; ") },
       ...parts.map(([fill, title, took]) => element("span", { style: `background:${fill};flex:${took / s.total}`, title }))),
-    keys(parts));
+    keys(parts), element("p", { class: "note" }, contents.assumed));
   if (contents.endless) byId("parts").append(element("p", { class: "note" },
     `${plural(contents.endless, "while loop")} counted as one turn each: how many turns they take depends on values.`));
 }
@@ -278,7 +278,7 @@ function drawCollectives() {
     return;
   }
   byId("sent").append(element("p", {}, mostSent()));
-  byId("sent").append(...table("Collectives of a step by line, the longest wait first; bytes are the payload of a rank",
+  byId("sent").append(...table("Collectives of a step by line, the longest wait first; bytes are the payload of a rank: of a gather what it has afterwards",
     [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"], ["Asked by", ""], ["Module and line", "where"]],
     rows, { filter: "Find a collective", details }));
 }
@@ -290,7 +290,20 @@ function mostSent() {
   const largest = all.reduce((a, b) => (b.nbytes > a.nbytes ? b : a));
   const [longest] = all;
   const waits = longest.exposed ? ` A rank waits longest for ${named(longest)}: ${seconds(longest.exposed)}.` : " A rank waits for none of them.";
-  return `A rank sends ${bytes(s.nbytes)} by ${plural(s.collectives, "collective")}. Most bytes: ${named(largest)}, ${bytes(largest.nbytes)}.${waits}`;
+  return `${plural(s.collectives, "collective")} of a rank carry ${bytes(s.nbytes)}. Most bytes: ${named(largest)}, ${bytes(largest.nbytes)}.${mostGathered(all)}${waits}`;
+}
+
+// The module and line whose values are gathered most, over all axes.
+function mostGathered(all) {
+  const sums = new Map();
+  for (const row of all) {
+    if (text(row.kind) !== "all_gather") continue;
+    const origin = placed(row) || text(row.carries);
+    sums.set(origin, (sums.get(origin) ?? 0) + row.nbytes);
+  }
+  if (!sums.size) return " Nothing is gathered.";
+  const [origin, size] = [...sums].reduce((a, b) => (b[1] > a[1] ? b : a));
+  return ` Gathered most: ${bytes(size)} for ${origin}.`;
 }
 
 function placed(row) {

@@ -77,7 +77,7 @@ class _Writer:
     def blocks(self, graph: Graph) -> list[Block]:
         """Write a graph: a block for its forward, its backward and what follows, if it has them."""
         nodes = [node for node in graph.nodes if node.op == "call_function"]
-        phases = _grouped(nodes, _phase)
+        phases = _phases(nodes)
         blocks = {phase: self.layers(same) for phase, same in phases.items()}
         if len(blocks) == 1:
             return next(iter(blocks.values()))
@@ -130,9 +130,16 @@ def _grouped(nodes: Sequence[Node], key: Callable[[Node], str]) -> dict[str, lis
     return groups
 
 
-def _phase(node: Node) -> str:
-    """Return the part of the step that an op belongs to."""
-    return node.meta.get("phase") or "before and after the gradient"
+def _phases(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    """Group ops by the part of the step that they belong to. What is no part of the backward, and
+    runs once it has begun, reduces gradients or reads them.
+    """
+    groups = collections.defaultdict[str, list[Node]](list)
+    for node in nodes:
+        phase = node.meta.get("phase") or "forward"
+        is_after = phase == "forward" and "backward" in groups
+        groups["reductions and updates" if is_after else phase].append(node)
+    return groups
 
 
 def _place(node: Node) -> str:

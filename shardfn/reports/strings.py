@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+OF_CPUS = "_for_cpu"  # of a kernel that the hardware of a report has under a shorter name
+
 
 class Strings:
     """A list of different texts. A row of the page holds the number of a text, not the text."""
@@ -11,7 +13,8 @@ class Strings:
 
     def number(self, text: str | None) -> int:
         """Return the number of a text; 0 for none."""
-        return self._numbers.setdefault(text or "", len(self._numbers))
+        shown = (text or "").replace(OF_CPUS, "")
+        return self._numbers.setdefault(shown, len(self._numbers))
 
     def texts(self) -> list[str]:
         """Return all texts, in the order of their numbers."""

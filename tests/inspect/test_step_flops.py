@@ -85,3 +85,14 @@ def test_a_branch_counts_as_the_one_that_runs_more() -> None:
 def test_bad_operations_are_refused() -> None:
     with pytest.raises(sf.ShardError, match="StepTime.mfu_of, flops"):
         time_of().mfu_of("many")
+
+
+def test_what_ranks_compute_alike_is_needed_once() -> None:
+    x, w = sf.ShapeDtype((64, 64)), sf.ShapeDtype((64, 64))
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        run = sf.shard(lambda x, w: x @ w, mesh, (P("dp"), P()), backend="aten")
+        time = run.lower(x, w).time(CARD)
+    assert time.flops == 2 * 64**3 / 2
+    assert time.model_flops == 2 * 64**3 / 4
+    assert time.mfu == pytest.approx(time.hfu / 2)

@@ -246,3 +246,28 @@ def test_communication_over_all_axes_is_one_bound() -> None:
     assert (
         "Communication bounds it: for 50% of the step a rank only waits" in summary.sentences()[2]
     )
+
+
+def test_an_axis_over_which_nothing_is_placed_is_named_first(tmp_path: Path) -> None:
+    shapes = sf.ShapeDtype((64, 64)), sf.ShapeDtype((64, 64))
+    with sf.fake_world(8, numerics=False):
+        mesh = sf.make_mesh((2, 4), ("dp", "tp"))
+        step = sf.shard(lambda x, w: x @ w, mesh, (P("dp"), P()), backend="aten")
+        page = step.lower(*shapes).report(path=tmp_path / "report.html")
+    assert page.summary.first == (
+        "Change first: place the batch or parameters over tp: nothing is, so its 4 ranks compute "
+        "the same."
+    )
+
+
+def test_reductions_and_updates_are_no_part_of_the_forward(tmp_path: Path) -> None:
+    def step(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return w - sf.bucketed_grad(lambda w, x: torch.tanh(x @ w).sum())(w, x)[1]
+
+    with sf.fake_world(2, numerics=False):
+        mesh = sf.make_mesh((2,), ("dp",))
+        run = sf.shard(step, mesh, (P(), P("dp")), backend="aten")
+        lowered = run.lower(sf.ShapeDtype((8, 8)), sf.ShapeDtype((8, 8)))
+        page = lowered.report(path=tmp_path / "report.html")
+    (program,) = page.contents["program"]["blocks"]
+    assert [block[0] for block in program[3]] == ["forward", "backward", "reductions and updates"]

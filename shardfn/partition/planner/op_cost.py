@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
+from ...capture.annotations import RECOMPUTED
 from ...hardware import H100, SENT, Hardware
 from ...ops.loops import Loop, Scan, While
 from .. import rules
@@ -107,7 +108,8 @@ def model_flops(node: Node) -> float:
     """Count the operations that a model needs, as papers count them: all pairs of a causal
     attention, and four products in its backward, which runs five. A recomputation is not needed.
     """
-    if node.meta.get("is_recomputed"):
+    is_again = node.meta.get("is_recomputed") or RECOMPUTED in (node.meta.get("custom") or {})
+    if is_again:  # in a rank's program, or in the global one
         return 0.0
     if is_attention(node):
         return _attention(node, 4 if _is_backward(node) else 2)
