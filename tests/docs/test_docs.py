@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shardfn.partition.rule_api import registry
 from tests.support.reading.pages import cells, pages, printed
 from tests.support.reading.source import ROOT
 
@@ -14,6 +16,16 @@ DOCS = Path(ROOT, "docs")
 
 def names() -> list[str]:
     return [page.relative_to(DOCS).as_posix() for page in pages()]
+
+
+@pytest.fixture(autouse=True)
+def _rules_of_a_page() -> Iterator[None]:
+    """Remove the sharding rules that a page registers: it does not run in a process of its own."""
+    before = registry.active()
+    yield
+    for entry in registry.active():
+        if entry not in before:
+            registry.remove(entry)
 
 
 @pytest.mark.parametrize("page", names())
