@@ -325,7 +325,7 @@ function sentFrom(row) {
 function remedy(row) {
   const cell = element("span", {}, text(row.why));
   if (!row.instead) return cell;
-  cell.append(element("span", { class: row.saves ? "instead" : "instead try" }, row.saves ? "Instead: " : "To try: ",
+  cell.append(element("span", { class: row.saves ? "instead" : "instead try" }, row.saves ? "Instead: " : "To try, its gain is not planned: ",
     code(text(row.instead)), row.saves ? `: ${text(row.saves)}` : ""));
   return cell;
 }
