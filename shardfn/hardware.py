@@ -133,7 +133,7 @@ class Hardware:
 
     Example:
         >>> round(1e3 * H100.send("all_reduce", 2**30, 8), 2)
-        4.19
+        5.89
     """
 
     name: str

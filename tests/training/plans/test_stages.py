@@ -78,9 +78,9 @@ def test_stages_of_a_traced_function_follow_its_work_and_the_order_of_its_reads(
     ids = sf.ShapeDtype((64, 128), torch.int64)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("pp",))
-        # the head of 1,024 words takes as long as two layers, by its traffic
-        large, small = of_tied(5, 1024), of_tied(4, 2)
-        by_work = stages_of(large, mesh, sf.jit(tied).trace(large, ids))
+        # the head of 2,048 words takes as long as two layers, by its traffic
+        large, small, widest = of_tied(5, 1024), of_tied(4, 2), of_tied(5, 2048)
+        by_work = stages_of(widest, mesh, sf.jit(tied).trace(widest, ids))
         assert by_work == ([0, 0, 0, 0, 1], 0, 1)
         assert stages_of(large, mesh, "even") == ([0, 1, 1, 1, 1], 0, 0)
         assert stages_of(small, mesh, sf.jit(tied).trace(small, ids)) == ([0, 0, 1, 1], 0, 1)
