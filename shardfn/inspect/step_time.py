@@ -22,7 +22,7 @@ from ..hardware import Hardware, Link
 from ..ops.loops import Loop, While, loop_of
 from ..source_text import joined_paths, located, shape_of_path
 from ..types import LocalProgram, MeshAxes
-from .step_flops import StepFlops, step_flops
+from .step_flops import StepFlops, step_flops, with_share
 from .timeline.clock import Clock, Prices
 from .timeline.events import BUBBLE, COMPUTE, EXPOSED, Event, GraphRun
 from .timeline.ranks import RankTimeline
@@ -244,6 +244,7 @@ def step_time(
     stages: Sequence[LocalProgram] = (),
     stage_axis: int | None = None,
     prices: Prices | None = None,
+    whole: torch.fx.Graph | None = None,
 ) -> StepTime:
     """Predict the time of one rank's step, in the order of its schedule.
 
@@ -256,9 +257,10 @@ def step_time(
             coordinates; the rank's own is one of them.
         stage_axis: the index of the axis of a pipeline.
         prices: the seconds of the ops of a graph. None: each op runs as one kernel.
+        whole: the program of all ranks on global tensors, which says what the model needs.
     """
     if stage_axis is None:
-        return step_times([program], hardware, links, [memory], prices=prices)[0]
+        return step_times([program], hardware, links, [memory], prices=prices, whole=whole)[0]
     own = next(k for k, x in enumerate(stages) if x is program)
     peaks = [memory if k == own else None for k in range(len(stages))]
     return step_times(stages, hardware, links, peaks, stage_axis, prices)[own]
@@ -271,6 +273,7 @@ def step_times(
     memories: Sequence[Callable[[], float] | None],
     stage_axis: int | None = None,
     prices: Prices | None = None,
+    whole: torch.fx.Graph | None = None,
 ) -> list[StepTime]:
     """Predict the time of a step on each coordinate of a pipeline's axis, or on the one rank of a
     program without a pipeline.
@@ -282,11 +285,15 @@ def step_times(
         memories: count the bytes of each coordinate at its peak.
         stage_axis: the index of the axis of a pipeline.
         prices: the seconds of the ops of a graph. None: each op runs as one kernel.
+        whole: the program of all ranks on global tensors, which says what the model needs.
     """
     axes = programs[0].axes
     axis = None if stage_axis is None else axes.names[stage_axis]
     clock = Clock(hardware, axes, links or {}, axis, prices)
     graphs = [program.graph for program in programs]
+    operations = [step_flops(graph, hardware) for graph in graphs]
+    if axis is None and whole is not None:
+        operations = [with_share(operations[0], whole, math.prod(axes.sizes), hardware)]
     runs = [clock.run(graphs[0])] if axis is None else clock.run_together(graphs)
     ranks = tuple(
         RankTimeline("" if axis is None else f"{axis}={k}", _ranks_at(axes, stage_axis, k), run)
@@ -306,7 +313,7 @@ def step_times(
             run.busy.get(BUBBLE, 0.0),
             ranks,
             k,
-            step_flops(program.graph, hardware),
+            operations[k],
         )
         for k, (program, run, memory) in enumerate(zip(programs, runs, memories, strict=True))
     ]

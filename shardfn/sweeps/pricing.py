@@ -116,7 +116,8 @@ class Candidate:
         donated = donated_places(lowered.traced.placed)
         memories = [memory_as_run(x, "inductor", donated) for x in programs]
         peaks: list[Callable[[], float]] = [lambda peak=x.peak: peak for x in memories]
-        times = step_times(programs, hardware, None, peaks, axis, kernel_seconds)
+        whole = lowered.traced.program.graph.graph
+        times = step_times(programs, hardware, None, peaks, axis, kernel_seconds, whole)
         sent = [tuple(collectives_in(x.graph)) for x in programs]
         fullest = max(range(len(programs)), key=lambda k: memories[k].peak)
         slowest = max(times, key=lambda time: time.total)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +22,6 @@ from ...inspect.budget import Explanation, explanation
 from ...inspect.certificate import Certificate, certify
 from ...inspect.implicit import report_implicit
 from ...inspect.memory import Memory, Moment
-from ...inspect.step_flops import with_share
 from ...inspect.step_time import StepTime, step_time
 from ...inspect.transfers import Fallback, Transfer, fallbacks, transfers
 from ...inspect.verbose import verbose_text
@@ -308,12 +306,9 @@ class Lowered:
         own, stages = links_of(links, names), self._along_stages()
         peak, axis = lambda: self.memory.peak, self.partition.stage_axis
         prices = prices_as_run(self.traced.request.backend)
-        time = step_time(self.program, model, own, peak, stages, axis, prices)
-        operations = time.operations
-        if axis is None:
-            ranks = math.prod(self.program.axes.sizes)
-            operations = with_share(operations, self.traced.program.graph.graph, ranks, model)
-        return attrs.evolve(time, moments=self._moments, operations=operations)
+        whole = self.traced.program.graph.graph
+        time = step_time(self.program, model, own, peak, stages, axis, prices, whole)
+        return attrs.evolve(time, moments=self._moments)
 
     def _moments(self) -> tuple[Moment, ...]:
         """What this rank holds while each op runs, in order."""
