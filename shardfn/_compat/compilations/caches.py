@@ -48,10 +48,16 @@ def settings(config: Any, **changes: Any) -> AbstractContextManager[Any]:
 
     Args:
         config: a module of torch's settings.
-        changes: those to change. Names that this torch does not have are left out.
+        changes: those to change. Names that this torch does not have, or warns of as without
+            effect, are left out.
     """
-    known = {name: x for name, x in changes.items() if hasattr(config, name)}
+    known = {name: x for name, x in changes.items() if _is_read(config, name)}
     return _changed(config, tuple(sorted(known.items())))
+
+
+def _is_read(config: Any, name: str) -> bool:
+    entry = config._config.get(name)
+    return entry is not None and not getattr(entry, "deprecated", False)  # torch 2.15
 
 
 @functools.cache
