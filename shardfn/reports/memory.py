@@ -11,9 +11,9 @@ import attrs
 from ..inspect.memory import KINDS, Allocation, Memory, Moment
 from ..patterns import general
 from ..source_text import joined_paths, shape_of_path
+from .parts import parts_of
 from .strings import Strings
 
-BACKWARD = "backward"
 MOST_MOMENTS = 600  # of the chart
 MOST_ROWS = 400  # tensors at the peak
 Key = tuple[Any, ...]
@@ -26,7 +26,9 @@ def memory_rows(memory: Memory, strings: Strings) -> dict[str, Any]:
         memory: of one rank's program.
         strings: of the page.
     """
-    moments = _with_parts(memory.moments())
+    moments = memory.moments()
+    parts = parts_of([x.phase for x in moments])
+    moments = [attrs.evolve(x, phase=part) for x, part in zip(moments, parts, strict=True)]
     alive = _grouped(memory.alive)
     return {
         "kinds": list(KINDS),
@@ -41,16 +43,6 @@ def memory_rows(memory: Memory, strings: Strings) -> dict[str, Any]:
         "left_out": _bytes(x for row in alive[MOST_ROWS:] for x in row),
         "left_out_rows": max(0, len(alive) - MOST_ROWS),
     }
-
-
-def _with_parts(moments: Sequence[Moment]) -> list[Moment]:
-    """Take what is no part of the backward, and runs once it has begun, out of the forward: it
-    reduces gradients or reads them.
-    """
-    phases = [x.phase for x in moments]
-    begin = phases.index(BACKWARD) if BACKWARD in phases else len(phases)
-    late = [attrs.evolve(x, phase="") if x.phase != BACKWARD else x for x in moments[begin:]]
-    return [*moments[:begin], *late]
 
 
 def _fewer(moments: Sequence[Moment]) -> list[Moment]:

@@ -14,6 +14,7 @@ from ..ops.loops import Loop, loop_of
 from ..partition.printing import printer_of
 from ..source_text import located_in_program
 from ..types import LocalProgram
+from .parts import parts_of
 
 MOST_LINES = 6000  # of the page; of a larger program it shows collectives and loops
 
@@ -77,11 +78,11 @@ class _Writer:
     def blocks(self, graph: Graph) -> list[Block]:
         """Write a graph: a block for its forward, its backward and what follows, if it has them."""
         nodes = [node for node in graph.nodes if node.op == "call_function"]
-        phases = _phases(nodes)
-        blocks = {phase: self.layers(same) for phase, same in phases.items()}
+        parts = _by_part(nodes)
+        blocks = {part: self.layers(same) for part, same in parts.items()}
         if len(blocks) == 1:
             return next(iter(blocks.values()))
-        return [_block_of(phase, inner) for phase, inner in blocks.items()]
+        return [_block_of(part, inner) for part, inner in blocks.items()]
 
     def layers(self, nodes: Sequence[Node]) -> list[Block]:
         """Write ops as a block for each layer, with the blocks of its modules inside."""
@@ -130,15 +131,12 @@ def _grouped(nodes: Sequence[Node], key: Callable[[Node], str]) -> dict[str, lis
     return groups
 
 
-def _phases(nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    """Group ops by the part of the step that they belong to. What is no part of the backward, and
-    runs once it has begun, reduces gradients or reads them.
-    """
+def _by_part(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    """Group ops by the part of the step that they belong to."""
     groups = collections.defaultdict[str, list[Node]](list)
-    for node in nodes:
-        phase = node.meta.get("phase") or "forward"
-        is_after = phase == "forward" and "backward" in groups
-        groups["reductions and updates" if is_after else phase].append(node)
+    parts = parts_of([node.meta.get("phase", "") for node in nodes])
+    for node, part in zip(nodes, parts, strict=True):
+        groups[part].append(node)
     return groups
 
 

@@ -71,7 +71,7 @@ def variants_of(where: str, fn: Callable[..., Any], choices: Mapping[str, Any]) 
     """
     given = {key: values for key, values in choices.items() if values is not None}
     for key, values in given.items():
-        CHECKS[key](where, values)
+        _check(where, key, values)
         if not _takes(fn, key):
             error = ScheduleError if key == SCHEDULE else ShardError
             raise error.of(
@@ -109,55 +109,41 @@ def is_list(x: Any) -> bool:
     return isinstance(x, Sequence) and not isinstance(x, str) and len(x) > 0
 
 
-def _check_microbatches(where: str, values: Any) -> None:
-    """Check numbers of microbatches.
+def _is_count(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x > 0
+
+
+# of each keyword: its argument, the test of one value, what a list needs, and one that is right
+LISTS: dict[str, tuple[str, Callable[[Any], bool], str, str]] = {
+    MICROBATCHES: (MICROBATCHES, _is_count, "a list of positive ints", "microbatches=[1, 2, 4]"),
+    REMAT: (
+        REMAT,
+        lambda x: isinstance(x, str),
+        "a list of checkpoint_policies",
+        "remat=['everything_saveable', 'dots_saveable', 'nothing_saveable']",
+    ),
+    SCHEDULE: (
+        "pipelines",
+        lambda x: isinstance(x, Schedule),
+        "a list of sf.Schedules",
+        "pipelines=[sf.schedules.gpipe(4, 8), sf.schedules.one_f_one_b(4, 8)]",
+    ),
+}
+
+
+def _check(where: str, key: str, values: Any) -> None:
+    """Check the values of a keyword.
 
     Raises:
-        ShardError: they are not a list of positive ints.
+        ShardError: they are not a list of what it takes; a ScheduleError of schedules.
     """
-    is_count = lambda x: isinstance(x, int) and not isinstance(x, bool) and x > 0
-    if not is_list(values) or not all(map(is_count, values)):
-        raise ShardError.of(
-            f"{where}, {MICROBATCHES}",
-            f"it is {described(values)}",
-            needed="a list of positive ints",
-            fix="microbatches=[1, 2, 4]",
-        )
-
-
-def _check_remat(where: str, values: Any) -> None:
-    """Check policies of rematerialization.
-
-    Raises:
-        ShardError: they are not a list of policies.
-    """
-    if not is_list(values) or not all(isinstance(x, str) for x in values):
-        raise ShardError.of(
-            f"{where}, {REMAT}",
-            f"it is {described(values)}",
-            needed="a list of checkpoint_policies",
-            fix="remat=['everything_saveable', 'dots_saveable', 'nothing_saveable']",
-        )
-    for x in values:
-        policies.check(f"{where}, {REMAT}", x)
-
-
-def _check_schedules(where: str, values: Any) -> None:
-    """Check schedules of pipelines.
-
-    Raises:
-        ScheduleError: they are not a list of schedules.
-    """
-    if not is_list(values) or not all(isinstance(x, Schedule) for x in values):
-        raise ScheduleError.of(
-            f"{where}, pipelines",
-            f"it is {described(values)}",
-            needed="a list of sf.Schedules",
-            fix="pipelines=[sf.schedules.gpipe(4, 8), sf.schedules.one_f_one_b(4, 8)]",
-        )
-
-
-CHECKS = {MICROBATCHES: _check_microbatches, REMAT: _check_remat, SCHEDULE: _check_schedules}
+    argument, is_right, needed, fix = LISTS[key]
+    if not is_list(values) or not all(map(is_right, values)):
+        error = ScheduleError if key == SCHEDULE else ShardError
+        got = f"it is {described(values)}"
+        raise error.of(f"{where}, {argument}", got, needed=needed, fix=fix)
+    for x in values if key == REMAT else ():
+        policies.check(f"{where}, {argument}", x)
 
 
 def refuse_other_schedule(where: str, programs: Sequence[LocalProgram], schedule: Schedule) -> None:
