@@ -54,6 +54,61 @@ def test_the_module_that_returns_other_values_is_named_with_its_ranks() -> None:
     )
 
 
+class Shifted(nn.Module):
+    """Adds what only a rank of several adds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + (dist.get_rank() if dist.is_initialized() else 0)
+
+
+class Summed(nn.Module):
+    """A product whose terms ranks of several share, and the sum of their terms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        whole = nn.Linear(4, 2, bias=False).double()
+        r, n = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.part = nn.Linear(4 // n, 2, bias=False).double()
+        self.part.weight = nn.Parameter(whole.weight.detach().chunk(n, 1)[r].clone())
+        self.shifted = Shifted()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.part(x)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            y = SumOfRanks.apply(y)
+        return self.shifted(y)
+
+
+class SumOfRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        return g
+
+
+def test_a_term_of_a_sum_over_ranks_is_no_departure() -> None:
+    x = torch.cat([X, X[:, :1]], 1)
+
+    def single(x: torch.Tensor) -> Any:
+        model = Summed()
+        model(x).square().mean().backward()
+        return model
+
+    def distributed(x: torch.Tensor) -> Any:
+        model = Summed()
+        model(x.chunk(dist.get_world_size(), 1)[dist.get_rank()]).square().mean().backward()
+        return model
+
+    notes = sf.audit(distributed, single, x, world=2).notes
+    assert "other values is shifted (Shifted), on rank 1" in notes[-1]
+
+
 @pytest.mark.parametrize(
     ("family", "name", "text"),
     [
