@@ -6,6 +6,7 @@ each collective. A call outside of a profiler runs the program as it is.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -64,21 +65,16 @@ def with_ranges(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 def _grouped(nodes: Sequence[torch.fx.Node]) -> Iterator[tuple[list[torch.fx.Node], str]]:
     """Yield the nodes of each range, and its name."""
-    group: list[torch.fx.Node] = []
-    last: str | None = None
-    for node in nodes:
-        name = _name(node) if node.op == "call_function" else None
-        if name != last and last is not None:
-            yield group, last
-        group = [*group, node] if name == last else [node]
-        last = name
-    if last is not None:
-        yield group, last
+    for name, group in itertools.groupby(nodes, _name):
+        if name is not None:
+            yield [*group], name
 
 
 def _name(node: torch.fx.Node) -> str | None:
-    """Return the name of the range of an op; None for a loop, whose ops have theirs."""
-    if isinstance(node.target, Loop):
+    """Return the name of the range of an op; None for a loop, whose ops have theirs, and for what
+    is no op.
+    """
+    if node.op != "call_function" or isinstance(node.target, Loop):
         return None
     record = node.meta.get("collective")
     if record is not None:
