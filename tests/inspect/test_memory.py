@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import models
 import pytest
 import torch
 import torch.nn.functional as F
+from alive import Alive
 from ranks import run_ranks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardfn as sf
 from shardfn import P
@@ -18,36 +17,10 @@ from shardfn._tree import leaves
 from shardfn.inspect.memory import KINDS
 
 
-class Counting(TorchDispatchMode):
-    """Counts the bytes of all storages that are alive, at every op."""
-
-    def __init__(self, given: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.alive: dict[int, int] = {}
-        self.peak = 0
-        for x in given:
-            self.note(x)
-
-    def note(self, x: torch.Tensor) -> None:
-        storage = x.untyped_storage()
-        key = storage._cdata
-        if key not in self.alive:
-            self.alive[key] = storage.nbytes()
-            weakref.finalize(storage, self.alive.pop, key, None)
-        self.peak = max(self.peak, sum(self.alive.values()))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in leaves(out):
-            if isinstance(x, torch.Tensor):
-                self.note(x)
-        return out
-
-
 def counted(graph: torch.fx.Graph, given: list[torch.Tensor]) -> int:
     """The peak of the memory of a graph, run op by op."""
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    with Counting(given) as counting:
+    with Alive(given) as counting:
         torch.fx.Interpreter(module).run(*given)
     return counting.peak
 
@@ -136,7 +109,7 @@ def on_a_rank() -> Any:
     step = sf.shard(sf.bucketed_grad(loss), mesh, places, backend="aten")
     step(place, *batch)
     given = [d.to_local() for d in leaves((place, batch))]
-    with Counting(given) as counting:
+    with Alive(given) as counting:
         step(place, *batch)
     return step.lower(place, *batch).memory.peak, counting.peak
 

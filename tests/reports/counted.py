@@ -4,12 +4,11 @@ the most memory that it holds.
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from alive import Alive
 
 from shardfn._tree import leaves
 
@@ -54,35 +53,22 @@ COLLECTIVES: dict[Any, Any] = {
 }
 
 
-class Counting(TorchDispatchMode):
-    """Counts collectives, and the bytes of all storages that are alive, at every op."""
+class Counting(Alive):
+    """Counts collectives too, each by a stand-in."""
 
     def __init__(self, given: list[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__(given)
         self.sent: Counter[str] = Counter()
         self.nbytes: Counter[str] = Counter()
-        self.alive: dict[int, int] = {}
-        self.peak = 0
-        for x in given:
-            self.note(x)
 
-    def note(self, x: torch.Tensor) -> None:
-        storage = x.untyped_storage()
-        key = storage._cdata
-        if key not in self.alive:
-            self.alive[key] = storage.nbytes()
-            weakref.finalize(storage, self.alive.pop, key, None)
-        self.peak = max(self.peak, sum(self.alive.values()))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kind, stand_in, payload = COLLECTIVES.get(func, (None, None, None))
-        out = func(*args, **(kwargs or {})) if stand_in is None else stand_in(*args)
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func not in COLLECTIVES:
+            return func(*args, **kwargs)
+        kind, stand_in, payload = COLLECTIVES[func]
+        out = func(*args, **kwargs) if stand_in is None else stand_in(*args)
         if kind is not None:
             self.sent[kind] += 1
             self.nbytes[kind] += payload(args, out)
-        for x in leaves(out):
-            if isinstance(x, torch.Tensor):
-                self.note(x)
         return out
 
 

@@ -12,21 +12,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from toy import TOY
 
 import shardfn as sf
 from shardfn import P
 
-TOY = sf.Hardware(
-    "a toy",
-    flops=2e9,
-    flops32=1e9,
-    memory=1e9,
-    link=1e8,
-    latency=1e-6,
-    node=4,
-    network=1e7,
-    network_latency=1e-5,
-)
 K = 24
 
 
