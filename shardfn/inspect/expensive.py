@@ -7,7 +7,7 @@ only if most of the program's time goes there.
 
 from __future__ import annotations
 
-import collections
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
@@ -18,7 +18,6 @@ from ..errors import problem
 from ..ops.nodes import origin_of
 from ..partition import layout, plan
 from ..partition.auto import fused_op_cost
-from ..partition.auto.parameter_groups import ParameterGroups
 from ..partition.auto.search import with_hardware_links
 from ..partition.planner.plan_price import PlanPrice, implicit_bytes, implicit_price, plan_price
 from ..partition.planner.share import share_of
@@ -27,6 +26,7 @@ from ..partition.propagation.walk import op_name
 from ..placement import spec_of
 from ..types import MeshPlacements, Program
 from . import everywhere
+from .arguments import Arguments, Changes, placed_on
 
 REPLICATED_SHARE = 0.01  # of a rank's FLOPs; more of them computed replicated is expensive
 FEW_FLOPS = 1e9  # of a rank; fewer are never expensive: some microseconds
@@ -39,7 +39,6 @@ OPS_TO_SPLIT = 3  # number of ops from the sum with a bias to the split of its r
 LARGE_PROGRAM = 2000  # ops; fewer placements are tried in a larger program
 SPLITS = {torch.ops.aten.split.Tensor, torch.ops.aten.split_with_sizes.default}
 Placing = Callable[[Sequence[MeshPlacements]], plan.Plan]
-Changes = dict[int, MeshPlacements]  # of arguments, by their number
 
 
 @attrs.frozen(eq=False)
@@ -94,6 +93,10 @@ class _Search:
     def graph(self) -> torch.fx.Graph:
         return self.program.graph.graph
 
+    @functools.cached_property
+    def near(self) -> Arguments:
+        return Arguments(self.graph, self.chosen, self.arguments)
+
     def price(self, chosen: plan.Plan) -> PlanPrice:
         """Return the price of a plan, weighed as `sf.auto` does."""
         over = attrs.evolve(chosen, axes=with_hardware_links(chosen.axes))
@@ -108,7 +111,7 @@ class _Search:
         splits = [row for row in steps if parts_of_next_split(row[0].node) > 1]
         for step, axis in dict.fromkeys([steps[0], *splits[:1]]):
             better = self.best(
-                self.nearest_arguments(step.node),
+                self.near.nearest(step.node, TRIES),
                 axis,
                 self.sends_less(before),
                 is_sharded=True,
@@ -174,7 +177,8 @@ class _Search:
             if replicated < max(FEW_FLOPS, REPLICATED_SHARE * every):
                 continue
             _, node, _ = max(rows, key=lambda row: row[2])
-            near = [*self.data_arguments(), *self.nearest_arguments(node)]
+            data = self.near.data(2) if self.near.groups.parameters else []
+            near = [*data, *self.near.nearest(node, TRIES)]
             better = self.best(near, axis, self.runs_faster(), is_sharded=False)
             if better is None and replicated < max(MANY_FLOPS, MOST_FLOPS * every):
                 continue
@@ -206,32 +210,6 @@ class _Search:
 
         return runs_faster
 
-    def nearest_arguments(self, node: torch.fx.Node) -> list[int]:
-        """Return the numbers of the arguments that an op depends on, the nearest first."""
-        placeholders = self.graph.find_nodes(op="placeholder")
-        number = {placeholder: i for i, placeholder in enumerate(placeholders)}
-        operands = everywhere.inputs_of_bodies(self.graph)
-        seen = {node}
-        queue = collections.deque([node])
-        numbers = []
-        while queue and len(numbers) < TRIES:
-            current = queue.popleft()
-            operand = operands.get(current)
-            for read in operand or current.all_input_nodes:
-                if read not in seen:
-                    seen.add(read)
-                    queue.append(read)
-                    if read in number and number[read] < self.arguments:
-                        numbers.append(number[read])
-        return numbers
-
-    def data_arguments(self) -> list[int]:
-        """Return the first two arguments that follow no parameter, as a batch does."""
-        followers = ParameterGroups(self.graph)
-        placeholders = self.graph.find_nodes(op="placeholder")[: self.arguments]
-        free = [i for i, x in enumerate(placeholders) if followers.leader(x) is None]
-        return free[:2] if followers.parameters else []
-
     def best(
         self,
         near: Sequence[int],
@@ -262,7 +240,10 @@ class _Search:
         ]
         best: tuple[PlanPrice, BetterPlacement] | None = None
         for changes in attempts[:most]:
-            candidate = self.place(self.input_placements(changes))
+            placed = self.near.with_followers(changes)
+            candidate = self.place(
+                [placed.get(k, slot.placements) for k, slot in enumerate(self.chosen.ins)]
+            )
             price = self.price(candidate)
             is_cheapest = best is None or price.total < best[0].total
             if is_cheapest and is_better(candidate):
@@ -271,20 +252,8 @@ class _Search:
 
     def other_dims(self, i: int, axis: int, *, is_sharded: bool) -> Iterator[Changes]:
         """Yield placements that evenly shard another dim of an argument over an axis."""
-        slot = self.chosen.ins[i]
-        sizes = self.chosen.axes.sizes
-        if isinstance(slot.placements[axis], str) == is_sharded:
-            return
-        for dim, size in enumerate(slot.value.shape):
-            marks = (*slot.placements[:axis], dim, *slot.placements[axis + 1 :])
-            shape = tuple(slot.value.shape)
-            ranks = [n for n, m in zip(sizes, marks, strict=True) if m == dim]
-            count = 1
-            for n in ranks:
-                count *= n
-            is_plain = layout.canonical(shape, marks, sizes) == marks
-            if marks != slot.placements and is_plain and size and size % count == 0:
-                yield {i: marks}
+        if isinstance(self.chosen.ins[i].placements[axis], str) != is_sharded:
+            yield from ({i: marks} for marks in self.near.on_dims(i, axis))
 
     def block_changes(
         self, i: int, near: Sequence[int], axis: int, blocks: int
@@ -314,21 +283,7 @@ class _Search:
         is_alone = [*slot.placements].count(mark) == 1
         if is_alone and size and size % (blocks * n) == 0:
             strided = layout.joined(mark, 1, outer=blocks)
-            yield (*slot.placements[:axis], strided, *slot.placements[axis + 1 :])
-
-    def input_placements(self, changes: Changes) -> list[MeshPlacements]:
-        """Return the placements of all inputs, with changes for some arguments and their
-        followers.
-        """
-        followers = ParameterGroups(self.graph)
-        placeholders = self.graph.find_nodes(op="placeholder")
-        placements = [slot.placements for slot in self.chosen.ins]
-        for i, marks in changes.items():
-            leader = followers.leader(placeholders[i])
-            for k, x in enumerate(placeholders):
-                if k == i or (leader and followers.leader(x) is leader):
-                    placements[k] = marks
-        return placements
+            yield placed_on(slot.placements, axis, strided)
 
     def better(self, changes: Changes, candidate: plan.Plan) -> BetterPlacement:
         """Build the BetterPlacement of some changes, with the specs before and after as text."""

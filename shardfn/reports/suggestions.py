@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,13 +17,12 @@ from torch.fx import Node
 
 from ..collectives import ALL_GATHER, ALL_REDUCE
 from ..hardware import Hardware
-from ..inspect.everywhere import inputs_of_bodies
+from ..inspect.arguments import Arguments, Changes, placed_on
 from ..inspect.transfers import communicating_moves
 from ..ops.nodes import args_of
 from ..ops.placement import ALIGN
 from ..partition import layout, plan
 from ..partition.auto import fused_op_cost
-from ..partition.auto.parameter_groups import ParameterGroups
 from ..partition.planner import op_cost
 from ..partition.planner.plan_price import PlanPrice, plan_price
 from ..partition.planner.start_costs import parameter_slots, with_hardware_links, with_links
@@ -35,7 +35,6 @@ from ..placement import P, spec_of
 from ..placement_table import argument_placements
 from ..runtime.stages import Lowered
 from ..source_text import shape_of_path
-from ..types import MeshPlacements
 from .collectives import SentByLine
 from .program import ops_of
 
@@ -49,7 +48,6 @@ LESS = 0.999  # of the bytes that are sent, that counts as fewer
 SMALLER = 0.8  # of the arguments of a rank, that counts as a smaller share
 LEFT = 0.1  # of the bytes of a line's collectives, that may still be sent
 Key = tuple[Any, ...]  # kind, axis, line and module of moves
-Changes = dict[int, MeshPlacements]
 
 
 @attrs.frozen
@@ -160,8 +158,7 @@ class _Search:
 
     lowered: Lowered
     hardware: Hardware
-    groups: ParameterGroups
-    operands: dict[Node, list[Node]]
+    near: Arguments
     moves: dict[Key, list[tuple[plan.Sending, Move]]]
     is_large: bool
 
@@ -175,9 +172,8 @@ class _Search:
         moves = collections.defaultdict[Key, list[tuple[plan.Sending, Move]]](list)
         for step, move in communicating_moves(chosen):
             moves[key_of_move(chosen, step, move)].append((step, move))
-        groups, operands = ParameterGroups(graph), inputs_of_bodies(graph)
-        is_large = ops_of(graph) > LARGE
-        return cls(lowered, hardware, groups, operands, dict(moves), is_large)
+        near = Arguments(graph, chosen, len(lowered.traced.placed.tensors))
+        return cls(lowered, hardware, near, dict(moves), ops_of(graph) > LARGE)
 
     @property
     def chosen(self) -> plan.Plan:
@@ -188,11 +184,6 @@ class _Search:
     def now(self) -> Planned:
         """The step as it is."""
         return _planned(self.lowered, self.hardware, self.chosen)
-
-    @property
-    def placeholders(self) -> list[Node]:
-        """The inputs of the program."""
-        return self.lowered.traced.program.graph.graph.find_nodes(op="placeholder")
 
     def moves_of(self, row: SentByLine) -> list[tuple[plan.Sending, Move]]:
         """Return the moves of the plan that some collectives carry out. A bucket without a line
@@ -229,7 +220,9 @@ class _Search:
         if not step.implicit:
             return
         seen = set()
-        for i in dict.fromkeys([*self.nearest(step.node), *self.data()]):
+        for i in dict.fromkeys(
+            [*self.near.nearest(step.node, ARGUMENTS), *self.near.data(ARGUMENTS)]
+        ):
             for changes in self.other_placements(i, move.axis):
                 if (identity := tuple(changes.items())) not in seen:
                     seen.add(identity)
@@ -265,57 +258,23 @@ class _Search:
     def parameter_of(self, gradient: Node) -> list[int]:
         """Return the number of the argument whose gradient a node redistributes."""
         parameter = args_of(gradient)[1]
-        return [i for i, x in enumerate(self.placeholders) if x is parameter]
-
-    def nearest(self, node: Node) -> list[int]:
-        """Return the numbers of the arguments that an op depends on, the nearest first."""
-        number = {placeholder: i for i, placeholder in enumerate(self.placeholders)}
-        count = len(self.lowered.traced.placed.tensors)
-        seen, queue = {node}, collections.deque([node])
-        numbers = []
-        while queue and len(numbers) < ARGUMENTS:
-            current = queue.popleft()
-            if current in number and number[current] < count and number[current] not in numbers:
-                numbers.append(number[current])
-            for read in self.operands.get(current) or current.all_input_nodes:
-                if read not in seen:
-                    seen.add(read)
-                    queue.append(read)
-        return numbers
-
-    def data(self) -> list[int]:
-        """Return the numbers of the first arguments that follow no parameter, as a batch does."""
-        inputs = self.placeholders[: len(self.lowered.traced.placed.tensors)]
-        return [i for i, x in enumerate(inputs) if self.groups.leader(x) is None][:ARGUMENTS]
+        return [i for i, x in enumerate(self.near.inputs) if x is parameter]
 
     def other_placements(self, i: int, axis: int) -> Iterator[Changes]:
-        """Yield other placements of an argument over a mesh axis: other dims, another axis for its
-        dim, replicated.
+        """Yield other placements of an argument over a mesh axis, and of those that follow it:
+        other dims, another axis for its dim, replicated.
         """
-        slot = self.chosen.ins[i]
-        marks, shape = slot.placements, tuple(slot.value.shape)
-        axes = self.chosen.axes
-        options = [_with(marks, axis, dim) for dim in range(len(shape))]
+        marks, sizes = self.chosen.ins[i].placements, self.chosen.axes.sizes
+        options = [*self.near.on_dims(i, axis)]
         mark = marks[axis]
         if mark != "R":
-            free = [k for k, other in enumerate(marks) if other == "R" and axes.sizes[k] > 1]
-            options += [_with(_with(marks, axis, "R"), k, mark) for k in free]
-            options.append(_with(marks, axis, "R"))
+            freed = placed_on(marks, axis, "R")
+            free = [k for k, other in enumerate(marks) if other == "R" and sizes[k] > 1]
+            others = [*(placed_on(freed, k, mark) for k in free), freed]
+            options += [x for x in others if self.near.fits(i, x)]
         for other in options:
-            is_plain = layout.canonical(shape, other, axes.sizes) == other
-            if other != marks and is_plain and _is_even(shape, other, axes.sizes):
-                yield self.together(i, other)
-
-    def together(self, i: int, marks: MeshPlacements) -> Changes:
-        """Place an argument, and those that follow it as a parameter's state does."""
-        leader = self.groups.leader(self.placeholders[i])
-        count = len(self.lowered.traced.placed.tensors)
-        same = [
-            k
-            for k, x in enumerate(self.placeholders[:count])
-            if k == i or (leader is not None and self.groups.leader(x) is leader)
-        ]
-        return dict.fromkeys(same, marks)
+            placed = self.near.with_followers({i: other})
+            yield {k: x for k, x in placed.items() if k < self.near.count}
 
     def best(
         self, row: SentByLine, attempts: Sequence[tuple[Changes, Changes]]
@@ -395,25 +354,5 @@ def _planned(lowered: Lowered, hardware: Hardware, chosen: plan.Plan) -> Planned
     held = 0
     for slot in chosen.ins:
         shape = layout.local_shape(slot.value.shape, slot.placements, chosen.axes.sizes, here)
-        held += slot.value.element_size() * _product(shape)
+        held += slot.value.element_size() * math.prod(shape)
     return Planned(chosen, price, dict(sent), held)
-
-
-def _with(marks: MeshPlacements, axis: int, mark: Any) -> MeshPlacements:
-    return (*marks[:axis], mark, *marks[axis + 1 :])
-
-
-def _is_even(shape: Sequence[int], marks: MeshPlacements, sizes: Sequence[int]) -> bool:
-    """Return whether each dim divides by the ranks that shard it."""
-    ranks = [1] * len(shape)
-    for mark, n in zip(marks, sizes, strict=True):
-        if isinstance(mark, int):
-            ranks[mark] *= n
-    return all(size and size % n == 0 for size, n in zip(shape, ranks, strict=True))
-
-
-def _product(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
