@@ -20,7 +20,13 @@ project = "shardfn"
 author = "The shardfn authors"
 copyright = author
 version = release = shardfn.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build", "_site"]
 
 html_theme = "sphinx_book_theme"
@@ -34,6 +40,11 @@ suppress_warnings = ["myst.header"]  # a fence between two headings
 os.environ["PYTHONPATH"] = os.pathsep.join([str(DOCS.parent), os.environ.get("PYTHONPATH", "")])
 os.environ["SHARDFN_PROGRESS"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Their warning that they talk over TCP, once a page, would hide those of the build.
+profile = DOCS.parent / "build/ipython/profile_default"
+profile.mkdir(parents=True, exist_ok=True)
+(profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 40\n")
+os.environ["IPYTHONDIR"] = str(profile.parent)
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
@@ -58,6 +69,15 @@ def as_parsed(app: Any, docname: str, source: list[str]) -> None:
     source[0] = pages.page(docname, text, reference.names())
 
 
+def write_reference(app: Any) -> None:
+    """Write the page of each public name, with the how-tos that use it."""
+    texts = {f"howto/{page.stem}": page.read_text() for page in sorted(DOCS.glob("howto/*.md"))}
+    names = reference.names()
+    used = {docname: pages.used(text, names) for docname, text in texts.items()}
+    users = {name: [docname for docname in texts if name in used[docname]] for name in names}
+    reference.write(DOCS / pages.REFERENCE, users)
+
+
 def as_restructured(
     app: Any, kind: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
@@ -67,7 +87,7 @@ def as_restructured(
 
 def setup(app: Any) -> dict[str, Any]:
     """Write the pages of the reference, and read the others as they are to be parsed."""
-    app.connect("builder-inited", lambda app: reference.write(DOCS / pages.REFERENCE))
+    app.connect("builder-inited", write_reference)
     app.connect("autodoc-process-docstring", as_restructured, priority=100)  # before napoleon
     app.connect("source-read", as_parsed)
     for name in ("mermaid", "pdb", "output"):

@@ -4,6 +4,16 @@ The calls stay in the program, in order, in loops and branches, under derivative
 compiled code. They show the primal values of the forward; a derivative shows nothing more. A
 tensor is shown with its global value, in `shard_map` with that of the rank. Python's own `print`,
 `breakpoint`, `logging` and `warnings.warn` inside of a captured function are read as these.
+
+Example:
+    >>> import torch, shardfn as sf
+    >>> def mean(x):
+    ...     sf.debug.print("the sum is {}", x.sum())
+    ...     return x.mean()
+    >>> with sf.fake_world(2):
+    ...     mesh = sf.make_mesh((2,), ("dp",))
+    ...     y = sf.shard(mean, mesh, sf.P("dp"), backend="aten")(torch.ones(4))
+    the sum is 4.0
 """
 
 from __future__ import annotations
@@ -87,6 +97,9 @@ def breakpoint(**values: Any) -> None:
 
     Args:
         values: more values by name.
+
+    Raises:
+        TypeError: a value without a name.
 
     Example:
         >>> import torch, shardfn as sf

@@ -62,6 +62,14 @@ class ShardError(Exception):
         source: `file:line` in the user's code.
         fix: the suggestion.
         module: the path of the submodule whose op is at that line.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> try:
+        ...     sf.jit(lambda x: x[x > 0])(torch.ones(3))
+        ... except sf.ShardError as error:
+        ...     print(error.fix)
+        torch.where(mask, x, 0), x * mask, or torch.nonzero_static(...
     """
 
     def __init__(
@@ -139,27 +147,80 @@ class ShardError(Exception):
 
 
 class PlacementError(ShardError):
-    """A placement that does not fit its tensor, its mesh or the declared placement."""
+    """A placement that does not fit its tensor, its mesh or the declared placement.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     sf.distribute(torch.ones(4), mesh, sf.P("tp"))
+        Traceback (most recent call last):
+        shardfn.errors.PlacementError: distribute: the tensor: P('tp') names axis 'tp'; ...
+    """
 
 
 class TreeError(ShardError):
-    """A tree of placements or arguments whose structure does not fit."""
+    """A tree of placements or arguments whose structure does not fit.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     sf.distribute({"w": torch.ones(4)}, mesh, {"v": sf.P()})
+        Traceback (most recent call last):
+        shardfn.errors.TreeError: distribute: placements does not match the tree...
+    """
 
 
 class CaptureError(ShardError):
-    """A function that cannot be captured as one pure program."""
+    """A function that cannot be captured as one pure program.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.jit(lambda x: x[x > 0])(torch.ones(3))
+        Traceback (most recent call last):
+        shardfn.errors.CaptureError: jit(<lambda>): the shape of x[mask]...
+    """
 
 
 class TorchVersionError(ShardError):
-    """A torch that shardfn does not know, or that lacks a place which shardfn changes."""
+    """A torch that shardfn does not know, or that lacks a place which shardfn changes.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> try:
+        ...     y = sf.jit(torch.neg, backend="aten")(torch.ones(2))
+        ... except sf.TorchVersionError as error:
+        ...     print(error.fix)  # such as: pip install 'torch>=2.13,<2.16'
+        >>> y
+        tensor([-1., -1.])
+    """
 
 
 class RuleError(ShardError):
-    """An operator whose sharding rule fails or allows no placement here."""
+    """An operator whose sharding rule fails or allows no placement here.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> sf.rule(torch.ops.aten.cumsum.default, "i j -> i j", example=[torch.ones(4, 3), 0])
+        Traceback (most recent call last):
+        shardfn.errors.RuleError: rule(aten.cumsum.default): the choice (0,) -> (0,) ...
+    """
 
 
 class DivergenceError(ShardError):
-    """Ranks that differ in a value, a program or the next collective, or that deadlock."""
+    """Ranks that differ in a value, a program or the next collective, or that deadlock.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> def step(x):
+        ...     if torch.distributed.get_rank() == 0:
+        ...         torch.distributed.all_reduce(x)
+        ...     return x
+        >>> sf.audit(step, lambda x: x, torch.ones(4), world=2)
+        Traceback (most recent call last):
+        shardfn.errors.DivergenceError: audit(step): all ranks wait for each other...
+    """
 
 
 SAME_COLLECTIVES = (  # what to do where ranks differ in them
@@ -169,11 +230,28 @@ SAME_COLLECTIVES = (  # what to do where ranks differ in them
 
 
 class RendezvousError(ShardError):
-    """Processes of a job that do not find each other."""
+    """Processes of a job that do not find each other.
+
+    Example:
+        >>> from unittest import mock
+        >>> import shardfn as sf
+        >>> with mock.patch.dict("os.environ", TORCHELASTIC_RUN_ID="job", RANK=""):
+        ...     sf.make_mesh((1,), ("dp",))
+        Traceback (most recent call last):
+        shardfn.errors.RendezvousError: make_mesh, environment: ...RANK...
+    """
 
 
 class ScheduleError(ShardError):
-    """A schedule of a pipeline that cannot run as it is, or needs more memory than allowed."""
+    """A schedule of a pipeline that cannot run as it is, or needs more memory than allowed.
+
+    Example:
+        >>> import shardfn as sf
+        >>> backward_first = [[("BW", 0, 0), ("F", 0, 0)]]
+        >>> sf.Schedule("mine", backward_first).check(1)
+        Traceback (most recent call last):
+        shardfn.errors.ScheduleError: Schedule.check, mine: early: coordinate 0 has BW0.0 ...
+    """
 
 
 class RankLostError(ShardError):
@@ -186,6 +264,11 @@ class RankLostError(ShardError):
         heard: seconds since it was last heard.
         doing: its call, its stage and its line then.
         fields: those of ShardError.
+
+    Example:
+        >>> error = RankLostError("step: rank 3 on host b has ended", rank=3, host="b")
+        >>> error.rank, error.host
+        (3, 'b')
     """
 
     def __init__(
@@ -214,6 +297,19 @@ class CapacityError(ShardError):
         received: the rows that would come to it.
         bound: the rows that it can take.
         fields: those of ShardError.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> def send(x, counts):
+        ...     return sf.ragged_all_to_all(x, counts, "ep", rows=2)[0]
+        >>> with sf.fake_world(2):
+        ...     mesh = sf.make_mesh((2,), ("ep",))
+        ...     to_first = torch.tensor([3, 0])
+        ...     sf.shard_map(send, mesh, (sf.P("ep"), sf.P()), sf.P("ep"))(
+        ...         torch.ones(6, 1), to_first
+        ...     )
+        Traceback (most recent call last):
+        shardfn.errors.CapacityError: ...
     """
 
     def __init__(
@@ -232,19 +328,58 @@ class CapacityError(ShardError):
 
 
 class BudgetError(ShardError):
-    """A program that costs more than it was allowed to, or whose price differs from its lock."""
+    """A program that costs more than it was allowed to, or whose price differs from its lock.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     mean = sf.shard(torch.mean, mesh, sf.P("dp"))
+        ...     sf.assert_comms(mean, torch.ones(4), counts={"all_reduce": 0})
+        Traceback (most recent call last):
+        shardfn.errors.BudgetError: shard(mean): 1 all_reduce, and 0 in the budget: ...
+    """
 
 
 class FakeValueError(ShardError):
-    """A value that was read in a world that computes no values."""
+    """A value that was read in a world that computes no values.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2, numerics=False):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     sf.full(sf.distribute(torch.ones(4), mesh, sf.P("dp"))).sum().item()
+        Traceback (most recent call last):
+        shardfn.errors.FakeValueError: ...
+    """
 
 
 class CheckpointError(ShardError):
-    """A checkpoint that cannot be written, is damaged, or holds another tree."""
+    """A checkpoint that cannot be written, is damaged, or holds another tree.
+
+    Example:
+        >>> import tempfile, torch, shardfn as sf
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = sf.save(folder, {"w": torch.ones(2)})
+        ...     sf.load(folder, {"v": torch.ones(2)})
+        Traceback (most recent call last):
+        shardfn.errors.CheckpointError: load: ...
+    """
 
 
 class ArtefactError(ShardError):
-    """A compiled program that cannot be saved, is damaged, or was made for something else."""
+    """A compiled program that cannot be saved, is damaged, or was made for something else.
+
+    Example:
+        >>> import os, tempfile, shardfn as sf
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "step.sf")
+        ...     with open(path, "w") as file:
+        ...         _ = file.write("text")
+        ...     sf.load_compiled(path)
+        Traceback (most recent call last):
+        shardfn.errors.ArtefactError: load_compiled, path: ...
+    """
 
 
 def listed(ranks: Iterable[int]) -> str:

@@ -72,6 +72,10 @@ class Link:
         latency: seconds that a collective takes beside its bytes.
         bandwidth: bytes a second that one rank can send.
 
+    Raises:
+        PlacementError: at `make_mesh(links=)`, not here: a latency below 0, or a bandwidth that is
+            not positive.
+
     Source: the alpha-beta model; `make_mesh(links=)` takes one for each axis.
 
     Example:

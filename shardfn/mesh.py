@@ -153,6 +153,9 @@ def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
     Returns:
         The mesh.
 
+    Raises:
+        PlacementError: mesh is not a DeviceMesh.
+
     Source: jax.sharding.use_mesh; PyTorch PR 101202.
 
     Example:

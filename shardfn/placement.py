@@ -24,6 +24,9 @@ class Stage(Placement):
         coordinate: of the mesh axis, from 0.
         chunk: which stage of that coordinate, where a coordinate has several (virtual stages).
 
+    Raises:
+        PlacementError: at its first use, not here, where the mesh axis has no such stage.
+
     Source: pipeline stages, GPipe (arXiv 1811.06965); virtual stages, Megatron-LM (arXiv
         2104.04473).
 
@@ -70,6 +73,9 @@ class Zigzag(Placement):
 
     Args:
         dim: the tensor dim that is sharded.
+
+    Raises:
+        PlacementError: at its first use, not here, where the tensor has no such dim.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
@@ -120,6 +126,10 @@ class zigzag:
     Args:
         axis: the mesh axis, of n ranks; 2n must divide the dim.
 
+    Raises:
+        PlacementError: at its first use, not here, where the mesh has no such axis, or 2n does not
+            divide the dim.
+
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
 
@@ -154,6 +164,10 @@ class P:
             sequence.
         stages: by mesh axis, the stage of a pipeline that has the tensor: `P(None, "tp", pp=2)`,
             or an `sf.Stage`.
+
+    Raises:
+        PlacementError: at its first use, not here, where the mesh has no such axis, or the tensor
+            no such dim.
 
     Source: jax.sharding.PartitionSpec.
 
@@ -206,7 +220,17 @@ def as_stage(stage: Any) -> Any:
 
 
 class Auto:
-    """The type of `sf.auto`: a placement that `shard` chooses."""
+    """The type of `sf.auto`: a placement that `shard` chooses.
+
+    Example:
+        >>> import shardfn as sf
+        >>> x, w = sf.ShapeDtype((64, 8)), sf.ShapeDtype((8, 8))
+        >>> with sf.fake_world(2, numerics=False):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     fn = sf.shard(lambda x, w: x @ w, mesh, (sf.auto, sf.auto))
+        ...     print(fn.lower(x, w).placements.in_placements)
+        (P('dp'), P())
+    """
 
     def __repr__(self) -> str:
         return "sf.auto"

@@ -74,6 +74,9 @@ class ShapeDtype:
         shape: global shape.
         dtype: torch dtype.
 
+    Raises:
+        ShardError: shape is not a tuple of sizes, or dtype is not a torch dtype.
+
     Source: jax.ShapeDtypeStruct.
 
     Example:

@@ -22,11 +22,14 @@ kernelspec:
 RUN = re.compile(r"^```python$", re.MULTILINE)
 OUTPUT = re.compile(r"^```output\n.*?^```\n", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
+WRITTEN = re.compile(r"\bsf\.(\w+)")
+IMPORTED = re.compile(r"^from shardfn import (.*)$", re.MULTILINE)
 NAME = re.compile(r"(?<![\[`])`(?:sf\.)(\w+)([^`\n|]*)`(?!`|\])")
 PAGE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[\w./-]+\.md)\)")
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.|\|) \[[^\]]+\]\(([\w./-]+)\.md\)", re.MULTILINE)
 TREES = ("index", "learn/index", "howto/index", "reference/index")
 REFERENCE = "reference/names"
+NAMING = ("howto/", "learn/", "start", "tour")  # pages that end with the names that they use
 
 
 def page(docname: str, text: str, names: Collection[str]) -> str:
@@ -44,8 +47,37 @@ def page(docname: str, text: str, names: Collection[str]) -> str:
         return text
     if docname in TREES:
         text = with_tree(text)
+    if docname.startswith(NAMING):
+        text = with_names(docname, text, names)
     text = with_links(docname, without_outside(docname, text), names)
     return run(text)
+
+
+def used(text: str, names: Collection[str]) -> list[str]:
+    """The public names that a page uses, in its code or between it, in the order of the names.
+
+    Example:
+        >>> used("`sf.jit`, then\\n```python\\nfrom shardfn import P\\n```", ["P", "jit", "grad"])
+        ['P', 'jit']
+    """
+    found = set(WRITTEN.findall(text))
+    for line in IMPORTED.findall(text):
+        found |= {name.strip() for name in line.split(",")}
+    return [name for name in names if name in found]
+
+
+def with_names(docname: str, text: str, names: Collection[str]) -> str:
+    """The page with links, at its end, to the reference of the names that it uses.
+
+    Example:
+        >>> print(with_names("howto/fit", "Call `sf.jit(f)`.", ["jit"]))
+        Call `sf.jit(f)`.
+        <BLANKLINE>
+        Names on this page: `sf.jit`.
+        <BLANKLINE>
+    """
+    listed = ", ".join(f"`sf.{name}`" for name in used(text, names))
+    return f"{text.rstrip()}\n\nNames on this page: {listed}.\n" if listed else text
 
 
 def run(text: str) -> str:

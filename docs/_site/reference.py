@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,14 +37,67 @@ GROUPS = {
     "ScheduleError TorchVersionError TreeError",
 }
 
+OF_TORCH = {
+    "Shard": """\
+.. py:class:: shardfn.Shard(dim)
+
+   torch's own class, ``torch.distributed.tensor.Shard``. On one mesh axis each rank holds a chunk
+   of a tensor dim, as ``torch.chunk`` cuts. The chunks may be unequal.
+
+   :param dim: the tensor dim, from 0.
+   :raises TypeError: dim is not an int.
+
+   >>> import torch, shardfn as sf
+   >>> with sf.fake_world(2):
+   ...     mesh = sf.make_mesh((2,), ("dp",))
+   ...     x = sf.distribute(torch.ones(5, 3), mesh, sf.Shard(0))
+   ...     [tuple(x.to_local(rank=r).shape) for r in range(2)]
+   [(3, 3), (2, 3)]
+""",
+    "Replicate": """\
+.. py:class:: shardfn.Replicate()
+
+   torch's own class, ``torch.distributed.tensor.Replicate``. On one mesh axis every rank holds the
+   same global value.
+
+   >>> import torch, shardfn as sf
+   >>> with sf.fake_world(2):
+   ...     mesh = sf.make_mesh((2,), ("dp",))
+   ...     x = sf.distribute(torch.ones(5, 3), mesh, sf.Replicate())
+   ...     tuple(x.to_local(rank=1).shape)
+   (5, 3)
+""",
+    "Partial": """\
+.. py:class:: shardfn.Partial(reduce_op="sum")
+
+   torch's own class, ``torch.distributed.tensor.Partial``. On one mesh axis each rank holds a term;
+   the value is the reduction of all terms.
+
+   :param reduce_op: the reduction: ``"sum"``, ``"avg"``, ``"max"`` or ``"min"``.
+   :raises PlacementError: at its first use, not here, where the reduction is another one.
+
+   >>> import torch, shardfn as sf
+   >>> with sf.fake_world(2):
+   ...     mesh = sf.make_mesh((2,), ("dp",))
+   ...     x = sf.from_local(torch.ones(3), mesh, [sf.Partial()])
+   ...     sf.full(x)
+   tensor([2., 2., 2.])
+""",
+}
+__test__ = OF_TORCH  # doctest runs their examples
+
 
 def names() -> list[str]:
     """Every name of the reference, group by group."""
     return [name for group in GROUPS.values() for name in group.split()]
 
 
-def entry(name: str) -> str:
+def entry(name: str, users: Collection[str] = ()) -> str:
     """The page of one public name, in reStructuredText.
+
+    Args:
+        name: of the public names.
+        users: the paths of the pages that use it, from docs, without their suffix.
 
     Example:
         >>> print(entry("jit"))
@@ -55,12 +109,12 @@ def entry(name: str) -> str:
     """
     value = getattr(shardfn, name)
     title = f"sf.{name}"
-    if (getattr(value, "__module__", None) or "").startswith("torch."):
-        home = f"{value.__module__}.{value.__qualname__}"
-        text = f"``{title}`` is torch's own class, ``{home}``.\n\n{inspect.getdoc(value)}"
-        body = text.split("\n\n.. ", maxsplit=1)[0].partition("Args:")[0].strip()
-        return f"{title}\n{'=' * len(title)}\n\n{body}\n"
-    return f"{title}\n{'=' * len(title)}\n\n{directive(name, value)}"
+    parts = [title, "=" * len(title), "", OF_TORCH.get(name) or directive(name, value)]
+    if inspect.isclass(value) and issubclass(value, shardfn.ShardError):
+        parts.append("What causes it, and what to do: :doc:`/reference/errors`.\n")
+    if users:
+        parts += ["How to", "------", "", *(f"- :doc:`/{user}`" for user in users), ""]
+    return "\n".join(parts)
 
 
 def directive(name: str, value: Any) -> str:
@@ -96,16 +150,17 @@ def as_restructured(lines: list[str]) -> list[str]:
     return "".join(parts).split("\n") + lines[end:]
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, users: Mapping[str, Collection[str]]) -> None:
     """Write the page of each name, where it differs from the one that is there.
 
     Args:
         folder: of the pages.
+        users: for each name, the pages that use it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in names():
         page = folder / f"{name}.rst"
-        text = entry(name)
+        text = entry(name, users[name])
         if not page.exists() or page.read_text() != text:
             page.write_text(text)
 

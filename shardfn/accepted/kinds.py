@@ -185,6 +185,11 @@ TEXT = Kind(lambda x: isinstance(x, str), "text", "'all_reduce'")
 DEVICE = Kind(_is_device, "a device of this machine, or None", "'cpu'")
 LOSS = Kind(_is_floating, "a floating tensor", "loss_fn(params, batch)")
 FINITE = Kind(_is_flag_tensor, "a 0-d tensor of bool", "grads, finite = scaler.unscale(...)")
+LINK = Kind(
+    lambda x: x is None or hasattr(x, "bandwidth"),
+    "an sf.Link, or None",
+    "sf.Link(latency=10e-6, bandwidth=50e9)",
+)
 LINKS = Kind(
     lambda x: x is None or isinstance(x, Mapping),
     "a dict of axes and links, or None",
@@ -326,6 +331,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     },
     "loss_scale": {"initial": SCALE, "growth": GROWTH, "backoff": BACKOFF, "interval": INTERVAL},
     "make_mesh": {"device_type": DEVICE_TYPE},
+    "measure_hardware": {"link": LINK},
     "meshes": {"examples": SIZE, "seed": SEED},
     "mixed_precision": {"argnums": POSITIONS},
     "overlay": {"profile": FILE, "path": FILE_OR_NONE},

@@ -20,23 +20,51 @@ class Bucket:
     gathered, without the fused small reductions. A program that follows a plan takes from it
     the buckets, their order, and the leaves of each with their order. `cap` is copied. `ready`,
     `first_use`, `riding`, `inside` and `times` describe the program and are recomputed.
+
+    Args:
+        index: its position in the plan, from 0.
+        kind: all_reduce, reduce_scatter or all_gather.
+        axis: the mesh axis.
+        op: sum, max or min; None for a gather.
+        dtype: of what is sent.
+        phase: forward or backward.
+        leaves: the paths of the parameters.
+        sizes: bytes of each leaf.
+        cap: bytes at which it closed.
+        ready: the op that makes its last gradient.
+        first_use: the op that reads it first.
+        region: index of the bucketed_grad call in the program.
+        riding: bytes of the fused small reductions, such as that of the loss.
+        inside: the loop or branch that sends it, with its line; empty outside of both.
+        times: how often one call of the program sends it.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> loss_fn = lambda w, x: (x @ w["up"] @ w["down"]).square().mean()
+        >>> w = {"up": torch.ones(3, 5), "down": torch.ones(5, 2)}
+        >>> with sf.fake_world(2):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     step = sf.shard(sf.bucketed_grad(loss_fn), mesh, (sf.P(), sf.P("dp")))
+        ...     (bucket,) = step.lower(w, torch.ones(4, 3)).plan.buckets
+        >>> bucket.leaves, bucket.nbytes
+        (("w['down']", "w['up']"), 100)
     """
 
     index: int
-    kind: str  # all_reduce, reduce_scatter or all_gather
+    kind: str
     axis: str
-    op: str | None  # sum, max or min; None for a gather
-    dtype: str  # as it is sent
-    phase: str  # forward or backward
+    op: str | None
+    dtype: str
+    phase: str
     leaves: tuple[str, ...]
-    sizes: tuple[int, ...]  # bytes of each leaf
-    cap: int  # bytes at which it closed
-    ready: str  # the op that makes its last gradient
-    first_use: str  # the op that reads it first
-    region: int = 0  # index of the bucketed_grad call in the program
-    riding: int = 0  # bytes of the fused small reductions, such as that of the loss
-    inside: str = ""  # the loop or branch that sends it, with its line
-    times: int = 1  # how often one call of the program sends it
+    sizes: tuple[int, ...]
+    cap: int
+    ready: str
+    first_use: str
+    region: int = 0
+    riding: int = 0
+    inside: str = ""
+    times: int = 1
 
     @property
     def nbytes(self) -> int:

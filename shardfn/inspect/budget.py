@@ -37,6 +37,14 @@ class Explanation:
         collectives: of one rank.
         elided: the number of collectives over axes of one rank, which are removed.
         buckets: the bucket plan as text; empty where nothing is bucketed.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     explanation = sf.explain(sf.shard(torch.mean, mesh, sf.P("dp")), torch.ones(4))
+        >>> explanation.nbytes, [collective.kind for collective in explanation.collectives]
+        (4, ['all_reduce'])
     """
 
     name: str

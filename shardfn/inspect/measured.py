@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from ..accepted import accept
 from ..collectives import COLLECTIVES
 from ..hardware import Efficiency, Hardware, Link
 from ..world import current_world
@@ -40,6 +41,9 @@ def measure_hardware(link: Link | None = None) -> Hardware:
     Returns:
         The figures, for `Lowered.time`.
 
+    Raises:
+        ShardError: link is not an `sf.Link`.
+
     Source: the roofline model (Williams et al. 2009) and the alpha-beta model.
 
     Example:
@@ -48,6 +52,7 @@ def measure_hardware(link: Link | None = None) -> Hardware:
         >>> here.link
         1000000000.0
     """
+    accept("measure_hardware", link=link)
     device = torch.get_default_device()
     flops16, flops32 = (_flops(torch.bfloat16, device), _flops(torch.float32, device))
     attention = min(1.0, _attention_flops(device) / flops32)

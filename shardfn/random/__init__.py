@@ -1,5 +1,15 @@
 """`sf.random`: random numbers that depend on a key and on an element's index in the global tensor,
 so that they are the same on every mesh.
+
+Example:
+    >>> import torch, shardfn as sf
+    >>> draw = lambda key: sf.random.normal(key, (4, 3))
+    >>> key = sf.random.key(0)
+    >>> with sf.fake_world(2):
+    ...     mesh = sf.make_mesh((2,), ("dp",))
+    ...     sharded = sf.full(sf.shard(draw, mesh, sf.P(), sf.P("dp"))(key))
+    >>> torch.equal(sharded, draw(key))
+    True
 """
 
 from .ambient import state

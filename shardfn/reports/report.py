@@ -42,6 +42,16 @@ class Report:
         collectives: what a rank sends, by line, what it waits for longest first.
         suggestions: for some of them, placements with which they are not sent.
         contents: all that the page shows.
+
+    Example:
+        >>> import os, tempfile, torch, shardfn as sf
+        >>> page = os.path.join(tempfile.mkdtemp(), "report.html")
+        >>> with sf.fake_world(2, numerics=False):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     mean = sf.shard(torch.mean, mesh, sf.P("dp"))
+        ...     report = sf.report(mean, torch.ones(4, 4), path=page, hardware="H100")
+        >>> [sent.kind for sent in report.collectives], os.path.exists(report.path)
+        (['all_reduce'], True)
     """
 
     path: str

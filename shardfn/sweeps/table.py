@@ -170,6 +170,15 @@ class Sweep:
         name: of the step.
         rows: those that fit in the memory first, and the fastest first.
         refused: what cannot be, with the reason.
+
+    Example:
+        >>> import shardfn as sf
+        >>> def step(w, x):
+        ...     return sf.bucketed_grad(lambda w: (x @ w).square().mean())(w)
+        >>> w, x = sf.ShapeDtype((64, 64)), sf.ShapeDtype((32, 64))
+        >>> table = sf.sweep(step, w, x, meshes=[{"dp": 2}, {"dp": 4}])
+        >>> len(table.rows), table.refused
+        (2, ())
     """
 
     name: str

@@ -41,6 +41,9 @@ def compose(*transforms: Transform) -> Composed:
     Returns:
         A transform: `compose(a, b)(fn)` is `a(b(fn))`.
 
+    Raises:
+        ShardError: a transform is not a function.
+
     Source: optax.chain; decorators.
 
     Example:

@@ -49,13 +49,6 @@ def test_no_public_name_lacks_an_entry_of_the_reference() -> None:
         assert reference.entry(name).startswith(f"sf.{name}\n===")
 
 
-def test_a_page_for_people_names_each_public_name() -> None:
-    """The site makes a link of each `sf.name`."""
-    text = "\n".join(page.read_text() for page in documents())
-    unnamed = [name for name in sf.__all__ if not re.search(rf"\bsf\.{name}\b", text)]
-    assert unnamed == []
-
-
 def test_the_tree_has_every_page() -> None:
     placed = {"index"}
     for tree in site.TREES:

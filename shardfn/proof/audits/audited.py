@@ -85,6 +85,12 @@ class Audit:
             after the step, buffers, results, losses.
         compared: the number of values that were compared.
         notes: what the audit could not follow, and means of means.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> audit = sf.audit(lambda x: x.sum() / 2, lambda x: x.sum(), torch.ones(4), world=2)
+        >>> audit.ok, audit.compared, [row.kind for row in audit]
+        (False, 1, ['loss'])
     """
 
     name: str

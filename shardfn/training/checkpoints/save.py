@@ -27,6 +27,9 @@ from .writing import Writing
 class Saving:
     """A checkpoint that is written in the background.
 
+    Args:
+        work: writes it, and returns its folder.
+
     Example:
         >>> import tempfile, torch, shardfn as sf
         >>> with tempfile.TemporaryDirectory() as folder:

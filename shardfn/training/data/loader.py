@@ -26,6 +26,14 @@ class Loader:
         seed: of samplers without a generator of their own.
         rows: the placement of the rows, where each rank reads its own only; None where it
             reads all.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     batches = sf.loader([torch.ones(6, 3)] * 2, mesh, sf.P("dp"))
+        ...     print(len(batches), [tuple(x.to_local().shape) for x in batches])
+        2 [(3, 3), (3, 3)]
     """
 
     def __init__(self, data: Any, mesh: Any, placements: Any, seed: int, rows: Any) -> None:

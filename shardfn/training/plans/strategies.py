@@ -79,6 +79,14 @@ class Strategy:
             `sf.constrain`.
         attention: by mesh axis, how attention is sharded, for `sf.shard(attention=)`.
         rows: by mesh axis, how many rows a rank takes for its experts, for `sf.shard(rows=)`.
+
+    Example:
+        >>> import torch, shardfn as sf
+        >>> with sf.fake_world(2):
+        ...     mesh = sf.make_mesh((2,), ("dp",))
+        ...     plan = sf.strategy("zero3", {"w": torch.ones(4, 3)}, mesh)
+        >>> plan.name, plan.params["w"], plan.batch
+        ('zero3', P('dp'), P('dp'))
     """
 
     name: str
