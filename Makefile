@@ -62,7 +62,7 @@ conformance: venv  ## every operator of torch's database, sharded in every way: 
 fuzz: venv  ## random bad arguments of every public function and method, then random programs: SECONDS=600 SEED=7
 	PYTHONPATH=.:tests:tests/support $(BIN)/python -m tests.faults.fuzz $(or $(SECONDS),600) $(SEED)
 
-faults: venv  ## inject faults into jobs of real processes, and write docs/reliability.md: ARGS="kill save" tries some
+faults: venv  ## inject faults into jobs of real processes, and write docs/logs/faults.md: ARGS="kill save" tries some
 	PYTHONPATH=.:tests $(BIN)/python -m tests.faults $(ARGS)
 
 long-runs: venv  ## 10,000 calls, 1,000 functions, 1,000 shapes: memory, threads and files: ARGS="shapes --part 0.1"

@@ -21,7 +21,7 @@ from conformance.real import SHARE, checked
 from conformance.workers import Found, judged_all
 
 KEPT = pathlib.Path("build/conformance.jsonl")
-PAGE = pathlib.Path("docs/conformance.md")
+PAGE = pathlib.Path("docs/logs/conformance.md")
 SAMPLE = 10  # one operator in so many is CI's
 
 

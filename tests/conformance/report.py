@@ -1,4 +1,4 @@
-"""What was found, for people: a line while it runs, totals, and docs/conformance.md."""
+"""What was found, for people: a line while it runs, totals, and docs/logs/conformance.md."""
 
 from __future__ import annotations
 
@@ -75,20 +75,10 @@ def totals(rows: Sequence[Row]) -> str:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """docs/conformance.md."""
-    head = f"""# Every operator, sharded
+    """docs/logs/conformance.md."""
+    head = f"""# Log: every operator, sharded
 
-`make conformance` takes every entry of torch's operator database (OpInfo), up to 8 sample calls
-of each and 2 of its in-place variant, and runs the value and the gradient of each call with
-every tensor cut on each of its dims in turn, whole, and as a pending sum, on 2, 3 and 5 ranks
-and on 2 x 2, through capture, partition and the simulator. The plain operator is the judge.
-
-An operator is **native** if some case with a cut input makes nothing whole, of its value and of
-its gradient; **gathered** if it is right, but always makes something whole; **refused** if an
-error of the family says why it cannot run on several ranks, and **random** if that is because
-ranks would draw different numbers (their cases are counted as refused); **absent** if torch
-itself cannot compute it on this machine. Cases are counted apart: an operator that is native
-for one dim is gathered for another.
+`make conformance` writes this page. What it means: [every operator, sharded](../conformance.md).
 
 ```
 {totals(rows)}

@@ -1,4 +1,4 @@
-"""`make faults`: each fault of the table, and its outcome, in docs/reliability.md.
+"""`make faults`: each fault of the table, and its outcome, in docs/logs/faults.md.
 
 ARGS="kill save" runs the rows that contain these words, and writes nothing.
 """
@@ -12,8 +12,7 @@ from pathlib import Path
 from tests.faults.injected import Outcome, injected
 from tests.faults.table import FAULTS
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-BEGIN, END = "<!-- make faults -->\n", "<!-- end -->\n"
+PAGE = Path(__file__).parents[2] / "docs" / "logs" / "faults.md"
 HEAD = "| fault | when | ranks | timeout | on the others | seconds |\n|---|---|---|---|---|---|\n"
 GOOD = ("named", "right")
 
@@ -35,13 +34,12 @@ def main(words: list[str]) -> int:
     counts = Counter(outcome.verdict for outcome in outcomes)
     print(dict(counts))
     if not words:
-        text = PAGE.read_text()
-        before, _, rest = text.partition(BEGIN)
-        _, _, after = rest.partition(END)
+        head, _, _ = PAGE.read_text().rpartition(f"\n\n{HEAD}")
+        head, _, _ = head.rpartition("\n\n")  # the line of totals
         lines = "\n".join(map(row, outcomes))
         total = ", ".join(f"{n} {name}" for name, n in counts.items())
         table = f"{len(rows)} faults: {total}.\n\n{HEAD}{lines}\n"
-        PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}")
+        PAGE.write_text(f"{head}\n\n{table}")
     return sum(n for name, n in counts.items() if name not in GOOD)
 
 
