@@ -39,6 +39,46 @@ def programs() -> dict[str, tuple[Callable[[Any], Any], Callable[[], None]]]:
     class Derived(Base):
         pass
 
+    class Other(Part):
+        def forward(self, x: Any) -> Any:
+            return x - 3
+
+    class Named:
+        @classmethod
+        def go(cls, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def at(x: Any) -> Any:
+            return x * 2
+
+        @property
+        def size(self) -> float:
+            return 2.0
+
+    class Read:
+        def __get__(self, instance: Any, owner: Any = None) -> float:
+            return 2.0
+
+    class Meta(type):
+        def of(cls, x: Any) -> Any:
+            return x * 2
+
+    class Made(metaclass=Meta):
+        size = Read()
+
+    class Sized:
+        k = 5.0
+
+    class Derived2(Base):
+        pass
+
+    class Base2(Base):
+        def go(self, x: Any) -> Any:
+            return x * 4
+
+    relu, named_, made, sized = torch.nn.ReLU(), Named(), Made(), Made()
+    moved, tanh = Derived2(), torch.nn.Sequential(torch.nn.Tanh())
     net, derived = Net(), Derived()
     code = (lambda x, k=2.0, *, j=1.0: x * 9).__code__
 
@@ -54,6 +94,36 @@ def programs() -> dict[str, tuple[Callable[[Any], Any], Callable[[], None]]]:
         "a part's forward": (lambda x: net(x), lambda: setattr(Part, "forward", other)),
         "a method": (lambda x: derived.go(x), lambda: setattr(Base, "go", other)),
         "a nearer method": (lambda x: derived.go(x), lambda: setattr(Derived, "go", other)),
+        "a classmethod": (
+            lambda x: named_.go(x),
+            lambda: setattr(Named, "go", classmethod(lambda cls, x: x * 9)),
+        ),
+        "a staticmethod": (
+            lambda x: named_.at(x),
+            lambda: setattr(Named, "at", staticmethod(lambda x: x * 9)),
+        ),
+        "a property": (
+            lambda x: x * named_.size,
+            lambda: setattr(Named, "size", property(lambda self: 9.0)),
+        ),
+        "a property's code": (
+            lambda x: x * named_.size,
+            lambda: setattr(Named.size.fget, "__code__", (lambda self: 9.0).__code__),
+        ),
+        "a descriptor": (
+            lambda x: x * made.size,
+            lambda: setattr(Read, "__get__", lambda self, instance, owner=None: 9.0),
+        ),
+        "a metaclass": (lambda x: Made.of(x), lambda: setattr(Meta, "of", lambda cls, x: x * 9)),
+        # as autoreload does, for each object of a class that was loaded again
+        "the class of a part": (net, lambda: setattr(net.part, "__class__", Other)),
+        "the class of torch's part": (tanh, lambda: setattr(tanh[0], "__class__", Other)),
+        "the class of an object": (
+            lambda x: x * sized.size,
+            lambda: setattr(sized, "__class__", type("Sized", (Sized,), {"size": 7.0})),
+        ),
+        "the class of the function": (relu, lambda: setattr(relu, "__class__", Other)),
+        "bases": (lambda x: moved.go(x), lambda: setattr(Derived2, "__bases__", (Base2,))),
         "of an object made inside": (lambda x: Base().go(x), lambda: setattr(Base, "go", other)),
     }
 

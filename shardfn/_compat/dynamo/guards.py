@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -169,33 +169,42 @@ def code_noted(
     fn = function.fn
     memo.reads.append(read_of_code(fn))
     owner = getattr(function, "obj", None) or next(iter(args), None)
-    for home, name in _homes(_class_of(owner), fn):
-        # another class may come between this one and the function's
-        place = _class_of(owner) if home.__dict__[name] is fn else home
+    for nearest, home, name in _homes(_classes_of(owner), fn):
+        # another class may come between the nearest one and the function's
+        place = nearest if home.__dict__[name] is fn else home
         memo.reads.append(Read((("scope", Itself(place)), ("attr", name)), "METHOD", None))
     return bind(function, tx, args, kwargs)
 
 
-def _class_of(variable: Any) -> type:
-    """Return the class of an object that Dynamo reads, or the class that the variable is."""
+def _classes_of(variable: Any) -> tuple[type, ...]:
+    """Return the class of an object that Dynamo reads; the class that the variable is, and its
+    metaclass.
+    """
     from torch._dynamo.variables.lazy import LazyVariableTracker
 
-    if variable is None or isinstance(variable, LazyVariableTracker):
-        return object
+    if variable is None:
+        return ()
     try:
-        value = getattr(variable, "value", None)
-        return value if isinstance(value, type) else variable.python_type()
+        variable = variable.unwrap()
+        if isinstance(variable, LazyVariableTracker):
+            value = variable.peek_value()
+        else:
+            value = getattr(variable, "value", None)
+            value = variable.python_type() if value is None else value
     except NotImplementedError:
-        return object
+        return ()
+    kind = type(value)
+    return (value, kind) if isinstance(value, type) else (kind,)
 
 
-def _homes(cls: type, fn: Any) -> Iterator[tuple[type, str]]:
-    """Find the user's classes in an MRO that define a function, with its names there."""
-    for base in cls.__mro__:
-        if not base.__module__.startswith(("torch.", "builtins")):
-            for name, x in base.__dict__.items():
-                if x is fn or (isinstance(x, (classmethod, staticmethod)) and x.__func__ is fn):
-                    yield base, name
+def _homes(classes: Iterable[type], fn: Any) -> Iterator[tuple[type, type, str]]:
+    """Find the user's classes in MROs that define a function, with its names there."""
+    for nearest in classes:
+        for base in nearest.__mro__:
+            if base.__module__.partition(".")[0] not in ("torch", "builtins"):
+                for name, x in base.__dict__.items():
+                    if x is fn or (isinstance(x, (classmethod, staticmethod)) and x.__func__ is fn):
+                        yield nearest, base, name
 
 
 def read_of_code(fn: Any) -> Read:

@@ -58,6 +58,8 @@ class Reads:
         self.fn = fn
         self.asks_world = False
         self.values: dict[Path, Any] = {}
+        # the class of each object that may get another, with its bases
+        self.classes: dict[Path, tuple[type, ...]] = {}
         # places that hold the same object as long as their container lives
         self.fixed: set[Path] = set()
         # guard, its key, its value at capture
@@ -98,6 +100,8 @@ class Reads:
             fixed = is_library(x) or is_fixed(x, kind, to, value)
         self.asks_world |= depends_on_world(value)
         self.values[path] = value
+        if _has_own_class(value):
+            self.classes[path] = type(value).__mro__
         self.fixed |= {path} if fixed else set()
         return True
 
@@ -124,9 +128,23 @@ class Reads:
                     terms.setdefault((id(value), kind, repr(key)), term)
         if not terms:
             return None
+        terms |= self._class_terms(bound)
         return eval(
             f"lambda: {' and '.join(terms.values())}", names
         )  # an expression of one test for each place
+
+    def _class_terms(self, bound: Callable[[Any], str]) -> dict[Any, str]:
+        """The tests that objects have the classes that they had, and these their bases."""
+        rows = {
+            id(self.values[path]): (self.values[path], mro) for path, mro in self.classes.items()
+        }
+        if not rows:
+            return {}
+        objects, bases = zip(*rows.values(), strict=True)
+        classes = [mro[0] for mro in bases]
+        tests = [f"[*map(type, {bound(objects)})] == {bound(classes)}"]
+        tests += [f"{bound(mro[0])}.__mro__ is {bound(mro)}" for mro in dict.fromkeys(bases)]
+        return {"classes": " and ".join(tests)}
 
     def with_those_of(self, other: Reads) -> Reads:
         """These reads together with the reads of a function that this one calls.
@@ -142,6 +160,8 @@ class Reads:
                 is_rooted = path[0] == ("fn", None) and not is_own
                 place = (root, *path[1:]) if is_rooted else path
                 both.values.setdefault(place, value)
+                if path in reads.classes:
+                    both.classes.setdefault(place, reads.classes[path])
                 both.fixed |= {place} if path in reads.fixed else set()
                 answers = both.answers.setdefault(place, [])
                 answers += reads.answers.get(path, ())
@@ -174,6 +194,7 @@ class Reads:
                 new = step_to(now[before], *path[-1]) if before else old
                 answers = self.answers.get(path, ())
                 alike = _gives_equal_reads(old, new, {kind for kind, _, _ in answers})
+                alike = alike and type(new).__mro__ is self.classes.get(path, type(new).__mro__)
                 alike = alike and all(_guard_value(new, kind, key) == x for kind, key, x in answers)
             except MISSING:
                 new = None
@@ -239,6 +260,12 @@ def _constant_paths(fn: types.FunctionType) -> list[Path]:
     kinds = (list, dict)
     values = [(path, value_at(path)) for path in paths]
     return [path for path, x in values if is_constant(x) or isinstance(x, kinds)]
+
+
+def _has_own_class(x: Any) -> bool:
+    """Whether an object may get another class: the object of a user's class, or a module."""
+    is_own = isinstance(x, torch.nn.Module) or not is_library(type(x))
+    return is_own and not isinstance(x, (type, types.ModuleType))
 
 
 def _identity(x: Any, kind: str, to: Any, value: Any, bound: Callable[[Any], str]) -> str:
