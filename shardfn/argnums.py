@@ -10,8 +10,11 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
+
 from . import _compat
 from .errors import TreeError, call_site
+from .tree_pairs import Parameters
 
 Argnums = int | tuple[int, ...]
 
@@ -70,8 +73,9 @@ def _twice(where: str, option: str, argnums: Any) -> TreeError:
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of a function, or None for a builtin without one."""
+    is_module = isinstance(fn, torch.nn.Module) and type(fn).__call__ is torch.nn.Module.__call__
     try:
-        return inspect.signature(fn)
+        return inspect.signature(fn.forward if is_module else fn)
     except (TypeError, ValueError):
         return None
 
@@ -84,6 +88,19 @@ def parameters(signature: inspect.Signature | None) -> list[str] | None:
     if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in every):
         return None
     return [p.name for p in every if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def all_parameters(signature: inspect.Signature | None) -> Parameters:
+    """The names of the parameters of a function, which a builtin without a signature does not
+    tell.
+    """
+    if signature is None:
+        return (), "args", (), "kwargs"
+    names: dict[Any, list[str]] = {kind: [] for kind in inspect._ParameterKind}
+    for p in signature.parameters.values():
+        names[p.kind].append(p.name)
+    before, either, starred, by_keyword, double_starred = names.values()
+    return (*before, *either), "".join(starred), tuple(by_keyword), "".join(double_starred)
 
 
 def of_signature(

@@ -13,6 +13,10 @@ import torch
 from . import _compat, _tree
 from ._tree import children, is_plain, quick_leaves
 
+# of a function: the names of its positional parameters, of `*args`, of those by keyword alone, of
+# `**kwargs`
+Parameters = tuple[tuple[str, ...], str, tuple[str, ...], str]
+
 
 @_compat.of_trees
 def pair(
@@ -82,6 +86,87 @@ def spread(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
     if wrong:
         raise ValueError(*wrong)
     return found
+
+
+@_compat.of_trees
+def by_parameter(
+    prefix: Any,
+    parameters: Parameters,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_leaf: Callable[[Any], bool],
+) -> tuple[list[Any], list[str]]:
+    """One leaf of a prefix tree for every leaf of the arguments of a call. Its parts bind to
+    parameters as arguments do: those of a tuple by position, those of a dict by name.
+
+    Args:
+        prefix: one leaf for all arguments, a tuple or list, or a dict of parameters by name, in
+            which `*args` and `**kwargs` have their own names.
+        parameters: of the function.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        is_leaf: as in `pair`.
+
+    Returns:
+        (the leaves, None for arguments without a part; the mismatches, a line each).
+    """
+    count = len(quick_leaves((args, kwargs)))
+    if is_leaf(prefix) or not isinstance(prefix, (tuple, list, dict)):
+        return [prefix] * count, []
+    parts = _parts(prefix, parameters)
+    values = bound(parameters, args, kwargs, parts)
+    numbers = bound(parameters, *_tree.refill((args, kwargs), range(count)), parts)
+    needed = [] if isinstance(prefix, dict) else [*bound(parameters, args, {}, {})]
+    known = {*parameters[0], parameters[1], *parameters[2], parameters[3]}
+    keys = [str(name) for name in parts if name in values or name not in known]
+    optional = [name for name in values if name not in needed and name not in parts]
+    difference = _difference("placements", keys + optional, [*values])
+    is_extra = any(key not in values for key in keys)
+    text = f"; the parameters are {_signature(parameters)}" if is_extra else ""
+    wrong = [f"the whole tree: {difference}{text}"] if difference else []
+    found: list[Any] = [None] * count
+    names = ("placements", "the arguments")
+    for name in [name for name in values if name in parts]:
+        leaves, more = pair(parts[name], values[name], names, name, is_leaf)
+        wrong += more
+        for i, leaf in zip(quick_leaves((numbers[name],)), leaves, strict=True):
+            found[i] = leaf
+    return found, wrong
+
+
+def _parts(prefix: Any, parameters: Parameters) -> dict[str, Any]:
+    """The parts of a prefix tree by the names of parameters; `[2]` for one too many."""
+    if isinstance(prefix, dict):
+        return {**prefix}
+    positional, starred = parameters[:2]
+    parts = dict(zip(positional, prefix, strict=False))
+    rest = tuple(prefix[len(positional) :])
+    if starred:
+        return {**parts, starred: rest} if rest else parts
+    return {**parts, **{f"[{len(positional) + i}]": part for i, part in enumerate(rest)}}
+
+
+def bound(
+    parameters: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by the names of their parameters. A keyword that `**kwargs` takes
+    stands alone if a part has its name.
+    """
+    positional, starred, by_keyword, double_starred = parameters
+    out = dict(zip(positional, args, strict=False))
+    if len(args) > len(positional):
+        out[starred] = args[len(positional) :]
+    named = {*positional, *by_keyword, *parts} - out.keys()
+    out |= {name: x for name, x in kwargs.items() if name in named}
+    others = {name: x for name, x in kwargs.items() if name not in named}
+    return {**out, double_starred: others} if others else out
+
+
+def _signature(parameters: Parameters) -> str:
+    positional, starred, by_keyword, double_starred = parameters
+    star = [f"*{starred}"] if starred or by_keyword else []
+    rest = [f"**{double_starred}"] if double_starred else []
+    return f"({', '.join([*positional, *star, *by_keyword, *rest])})"
 
 
 def is_node(x: Any) -> bool:

@@ -7,7 +7,6 @@ the placements. A stage below takes the record, and walks no tree.
 from __future__ import annotations
 
 import functools
-import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -656,7 +655,7 @@ def marks_of_arguments(
         PlacementError: placements that do not fit, all listed.
     """
     leaves, axes = arguments.leaves, axes_of(mesh)
-    specs = _specs(request, arguments)
+    specs = specs_of(request, arguments)
     marks: list[MeshPlacements] = []
     wrong: list[tuple[str, str]] = []
     for i in tensors:
@@ -692,61 +691,21 @@ def _misfit(request: Request, mesh: Any, wrong: list[tuple[str, str]]) -> Placem
     )
 
 
-def _specs(request: Request, arguments: Arguments) -> list[Any]:
-    """One placement leaf for each argument leaf. Those of a tuple belong to parameters in their
-    order, as arguments do, those of a dict to parameters by name; others keep their own.
+def specs_of(request: Request, arguments: Arguments) -> list[Any]:
+    """The part of `in_placements` for each leaf of the arguments. None: it keeps its own.
+
+    Raises:
+        TreeError: they do not match the arguments.
     """
     prefix = request.in_placements
-    if prefix is None:
-        return [None] * len(arguments.leaves)
-    if isinstance(prefix, list) and not is_spec(prefix):
-        prefix = tuple(prefix)
-    args, kwargs = arguments.opened
-    names = argnums.parameters(arguments.signature)
-    own, by_name = _bound(prefix, args, kwargs, names)
-    try:
-        specs = tree_pairs.spread(own, args, is_spec)
-        return specs + tree_pairs.spread((by_name,), (kwargs,), is_spec)
-    except ValueError as error:
-        lines = ["in_placements does not match the arguments", *_named(names, error.args)]
-        fix = "one placement for each leaf, or one P for all leaves of a subtree"
-        source = call_site()
-        raise TreeError.of(
-            request.name, *lines, fix=fix, source=source, placements=prefix
-        ) from None
-
-
-def _bound(
-    prefix: Any, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str] | None
-) -> tuple[Any, dict[str, Any]]:
-    """Split `in_placements` into those of positional arguments and those of keywords."""
-    names = names or []
-    if isinstance(prefix, dict) and not is_spec(prefix) and prefix.keys() <= {*names, *kwargs}:
-        own: Any = tuple(prefix.get(name) for name in names[: len(args)])
-        return own, {name: prefix.get(name) for name in kwargs}
-    by_name: dict[str, Any] = dict.fromkeys(kwargs)
-    if isinstance(prefix, tuple) and not is_spec(prefix) and len(args) < len(prefix) <= len(names):
-        rest = zip(names[len(args) :], prefix[len(args) :], strict=False)
-        by_name |= {name: spec for name, spec in rest if name in kwargs}
-        prefix = prefix[: len(args)]
-    return prefix, by_name
-
-
-def _named(names: list[str] | None, lines: Sequence[str]) -> list[str]:
-    """Write parameter names in place of `[0]` in lines about mismatches."""
-    out = []
-    for line in lines:
-        start = "the whole tree: " if line.startswith("the whole tree: ") else ""
-        text = line.removeprefix(start)
-        pattern = r"\[(\d+)\]" if start else r"^\[(\d+)\]"
-        out.append(start + re.sub(pattern, lambda found: _parameter(names or [], found), text))
-    return out
-
-
-def _parameter(names: list[str], found: re.Match[str]) -> str:
-    """Look up the parameter name for a position in a line about a mismatch."""
-    number = int(found[1])
-    return names[number] if number < len(names) else found[0]
+    parameters = argnums.all_parameters(arguments.signature)
+    specs, wrong = tree_pairs.by_parameter(prefix, parameters, *arguments.opened, is_spec)
+    if not wrong:
+        return specs
+    lines = ["in_placements does not match the arguments", *wrong]
+    fix = "placements in the order of the parameters or by name; one P stands for a subtree"
+    source = call_site()
+    raise TreeError.of(request.name, *lines, fix=fix, source=source, placements=prefix)
 
 
 def _check_device(device: torch.device, device_type: str) -> None:

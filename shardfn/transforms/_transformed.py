@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import attrs
+import torch
 
-from .. import _compat, _tree
+from .. import _compat, _tree, tree_pairs
 from ..capture import constant_key, is_constant
 from ..runtime import (
     Compiled,
@@ -35,6 +37,9 @@ from .dtensors._outside import calling, entering, leaving, linked_as, placed
 from .dtensors._own_layouts import have_own_sizes, own_layouts
 from .dtensors._ranks import OnRanks, on_ranks
 from .sharding._written import Writes
+
+# flags of code
+STARRED, DOUBLE_STARRED = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 
 # what a transformed function carries besides its fields
 NAMES = {
@@ -365,13 +370,36 @@ def _fields(fn: Transformed) -> tuple[Any, ...]:
 @_compat.read_by_dynamo
 def parameter_names(fn: Any, count: int) -> tuple[str, ...]:
     """The names of a function's first parameters, as far as Dynamo can read them."""
+    return parameters_of(fn)[0][:count]
+
+
+@_compat.read_by_dynamo
+def parameters_of(fn: Any) -> tree_pairs.Parameters:
+    """The names of a function's parameters, as far as Dynamo can read them."""
     inner = innermost(fn)
     skip = 0
     while isinstance(inner, functools.partial):
         skip += len(inner.args)
         inner = innermost(inner.func)
+    inner = inner.forward if isinstance(inner, torch.nn.Module) else inner
     code = getattr(inner, "__code__", None)
     if code is None:
-        return getattr(inner, "leading", ())[:count]
+        return getattr(inner, "leading", ()), "args", (), "kwargs"
     skip += 1 if hasattr(inner, "__self__") else 0
-    return code.co_varnames[skip : min(skip + count, code.co_argcount)]
+    count = code.co_argcount
+    end = count + code.co_kwonlyargcount
+    names = code.co_varnames
+    has_star, has_double_star = code.co_flags & STARRED, code.co_flags & DOUBLE_STARRED
+    starred = names[end] if has_star else ""
+    double_starred = names[end + (1 if has_star else 0)] if has_double_star else ""
+    return names[skip:count], starred, names[count:end], double_starred
+
+
+@_compat.read_by_dynamo
+def argument_names(
+    parameters: tree_pairs.Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """The name of each argument of a call in errors, the positional ones first."""
+    positional, starred = parameters[0], parameters[1] or "args"
+    rest = [f"{starred}[{i}]" for i in range(len(args) - len(positional))]
+    return [*positional[: len(args)], *rest, *kwargs]

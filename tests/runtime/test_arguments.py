@@ -4,6 +4,7 @@ those of a program.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -97,20 +98,144 @@ def test_arguments_by_position_and_by_name_are_placed_alike(placements: Any) -> 
             assert "x: f32[4@dp, 2]" in str(g.lower(*args, **kwargs)).replace("%", "")
 
 
-def test_a_missing_placement_names_the_argument() -> None:
-    with sf.fake_world(2):
-        mesh = sf.make_mesh((2,), ("dp",))
-        with pytest.raises(sf.TreeError, match="the whole tree: placements lack y"):
-            sf.shard(product, mesh, (P(), P("dp")))(ROWS, ROWS, ROWS)
+def sums(w: Any, *xs: Any) -> Any:
+    return sum(x + w for x in xs)
 
 
-def test_placements_by_name_inside_of_another_transform() -> None:
+def named(w: Any, *, x: Any, y: Any = 1) -> Any:
+    return w + x * y
+
+
+def others(w: Any, /, **b: Any) -> Any:
+    return sum((x * w for x in b.values()), w)
+
+
+def every(a: Any, /, b: Any, *c: Any, d: Any, **e: Any) -> Any:
+    return {"b": a + b * d, "c": [x + a for x in c], "e": {k: x * a for k, x in e.items()}}
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: Any, by: Any = None) -> Any:
+        return x if by is None else x * by
+
+
+# a function, its placements, and the arguments of a call -> those that are sharded
+BOUND: dict[str, tuple[Any, Any, tuple[Any, ...], dict[str, Any], str]] = {
+    "one for all": (product, P("dp"), (ROWS,), {"x": ROWS, "y": ROWS}, "w x y"),
+    "a default left out": (product, THREE, (ROWS,), {"y": ROWS, "x": ROWS}, "x y"),
+    "star, in order": (sums, (P(), P("dp"), P()), (ROWS, ROWS, ROWS), {}, "xs.0"),
+    "star, one for all": (sums, {"xs": P("dp")}, (ROWS, ROWS, ROWS), {}, "xs.0 xs.1"),
+    "star, each": (sums, {"xs": (P(), P("dp"))}, (ROWS, ROWS, ROWS), {}, "xs.1"),
+    "star, none": (sums, {"w": P("dp"), "xs": P()}, (ROWS,), {}, "w"),
+    "by keyword only": (named, {"x": P("dp")}, (ROWS,), {"x": ROWS, "y": ROWS}, "x"),
+    "double star, one for all": (others, {"b": P("dp")}, (ROWS,), {"x": ROWS, "w": ROWS}, "w_1 x"),
+    "double star, each": (others, {"b": {"x": P("dp"), "y": P()}}, (ROWS,), dict(x=ROWS, y=1), "x"),
+    "double star, by name": (others, {"x": P("dp"), "b": P()}, (ROWS,), dict(x=ROWS, y=ROWS), "x"),
+    "every kind": (
+        every,
+        {"b": P("dp"), "c": (P(), P("dp")), "d": P(), "e": P(None, "dp")},
+        (ROWS, ROWS, ROWS, ROWS),
+        {"d": ROWS, "f": ROWS},
+        "b c.1 f",
+    ),
+    "a module": (Scaled(), {"by": P("dp")}, (ROWS,), {"by": ROWS}, "by"),
+    "a method": (Scaled().forward, (P("dp"),), (ROWS,), {"by": ROWS}, "x"),
+    "partial": (functools.partial(product, ROWS), {"y": P("dp")}, (ROWS, ROWS), {}, "y"),
+    "grad": (sf.grad(lambda w, x: (w * x).sum()), {"x": P("dp")}, (ROWS,), {"x": ROWS}, "x"),
+}
+
+
+def outside(fn: Any) -> Any:
+    """The function with a transform around it: placements are constraints of it."""
+    return sf.jit(lambda *args, **kwargs: fn(*args, **kwargs), backend="aten")
+
+
+@pytest.mark.parametrize("auto", [False, True], ids=["", "auto"])
+@pytest.mark.parametrize("case", BOUND)
+def test_placements_bind_to_parameters_as_arguments_do(case: str, auto: bool) -> None:
+    fn, placements, args, kwargs, sharded = BOUND[case]
+    expected = fn(*args, **kwargs)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        for placements in (THREE, {"w": P(), "x": P("dp")}):
-            g = sf.shard(product, mesh, placements)
-            got = sf.full(sf.jit(lambda x, g=g: g(x, x, y=x))(ROWS))
-            torch.testing.assert_close(got, product(ROWS, ROWS, ROWS))
+        if auto:
+            placements = _tree.tree_map(lambda _: sf.auto, placements)
+        g = sf.shard(fn, mesh, placements, backend="aten")
+        torch.testing.assert_close(sf.full(g(*args, **kwargs)), expected)
+        if auto:
+            return
+        lines = str(g.lower(*args, **kwargs)).replace("%", "").split("\n")
+        inputs = [line.split() for line in lines if line.strip().startswith("in ")]
+        names = [name.removesuffix(":") for _, name, *rest in inputs if "@" in "".join(rest)]
+        assert sorted(names) == sorted(sharded.split())
+        inside = outside(g)
+        with sf.use_mesh(mesh):
+            torch.testing.assert_close(sf.full(inside(*args, **kwargs)), expected)
+
+
+LACKING: dict[str, tuple[Any, Any, tuple[Any, ...], dict[str, Any], str]] = {
+    "too few": (
+        product,
+        (P(), P("dp")),
+        (ROWS, ROWS, ROWS),
+        {},
+        "the whole tree: placements lack y",
+    ),
+    "too many": (
+        product,
+        (*THREE, P()),
+        (ROWS,),
+        {"x": ROWS},
+        "the whole tree: placements have also [3]; the parameters are (w, x, y)",
+    ),
+    "another name": (
+        product,
+        {"z": P()},
+        (ROWS,),
+        {"x": ROWS},
+        "the whole tree: placements have also z; the parameters are (w, x, y)",
+    ),
+    "by keyword only": (
+        named,
+        (P(), P("dp")),
+        (ROWS,),
+        {"x": ROWS},
+        "the whole tree: placements have also [1]; the parameters are (w, *, x, y)",
+    ),
+    "double star": (
+        others,
+        {0: P()},
+        (ROWS,),
+        {"x": ROWS},
+        "the whole tree: placements have also 0; the parameters are (w, **b)",
+    ),
+    "star": (sums, (P(), P()), (ROWS, ROWS, ROWS), {}, "xs: placements lack [1]"),
+    "below": (others, {"b": {"x": P()}}, (ROWS,), dict(x=ROWS, y=ROWS), "b: placements lack ['y']"),
+}
+
+
+@pytest.mark.parametrize("way", ["shard", "shard_map", "inside"])
+@pytest.mark.parametrize("case", LACKING)
+def test_placements_that_do_not_bind_name_the_argument(case: str, way: str) -> None:
+    fn, placements, args, kwargs, text = LACKING[case]
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        make = sf.shard_map if way == "shard_map" else sf.shard
+        g = make(fn, mesh, placements, P(), backend="aten")
+        with pytest.raises(sf.TreeError) as caught, sf.use_mesh(mesh):
+            (outside(g) if way == "inside" else g)(*args, **kwargs)
+        assert text in str(caught.value).split("\n  "), caught.value
+
+
+@pytest.mark.parametrize("placements", [(P("dp"), P()), {"x": P("dp"), "w": P()}, {"x": P("dp")}])
+def test_placements_of_shard_map_bind_as_those_of_shard(placements: Any) -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        g = sf.shard_map(lambda x, w: x @ w, mesh, placements, P("dp"))
+        with sf.use_mesh(mesh):
+            for call in (g, outside(g)):
+                for args, kwargs in (((ROWS, ROWS.T), {}), ((ROWS,), {"w": ROWS.T})):
+                    torch.testing.assert_close(sf.full(call(*args, **kwargs)), ROWS @ ROWS.T)
+                torch.testing.assert_close(sf.full(call(w=ROWS.T, x=ROWS)), ROWS @ ROWS.T)
 
 
 def test_an_argument_lives_on_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_a_tree_that_is_no_prefix_is_answered_with_a_diff() -> None:
         "  params: placements have also ['v']",
         "  batch: placements lack ['x']; placements have also ['y']",
         "  at: HERE",
-        "  try: one placement for each leaf, or one P for all leaves of a subtree",
+        "  try: placements in the order of the parameters or by name; one P stands for a subtree",
     ])  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.distributed.tensor import DTensor
 
-from ... import _compat, _tree, tree_pairs
+from ... import _compat, _tree, argnums, tree_pairs
 from ...byte_sizes import SIZE_FIX, bytes_of
 from ...capture import constant_key
 from ...errors import PlacementError, ShardError, call_site
@@ -19,6 +19,7 @@ from ...partition import layout
 from ...partition.rule_api import registry
 from ...placement import AUTO, is_spec, marks_of, spec_of
 from ...runtime import Request, trace
+from ...runtime.arguments import as_given, specs_of
 from ...runtime.stages.choosing import chosen
 from ...stage_log import stage
 from ...types import MeshPlacements, ShapeDtype, stage_of
@@ -32,7 +33,7 @@ class Resolved:
 
     Args:
         mesh: of the calls.
-        specs: of all leaves of the positional arguments; None of those that are not free.
+        specs: of all leaves of the arguments; None of those that are not free.
         marks: the same as placements.
         fn: the function with these placements.
     """
@@ -113,8 +114,9 @@ def choose(
     request: Request = sharded.request
     traced = trace(request, args, kwargs)
     placed = traced.placed
-    leaves = _tree.leaves((args, kwargs))
-    asked = _asked(request, args)
+    arguments = as_given(request, args, kwargs)
+    asked = specs_of(request, arguments)
+    leaves = arguments.leaves
     _refuse_no_tensor(request.name, placed.paths, asked, leaves)
     _refuse_stages(request.name, placed)
     free = {i for i, spec in enumerate(asked) if spec is AUTO}
@@ -127,28 +129,10 @@ def choose(
         if i in free:
             marks[i] = now
             specs[i] = spec_of(now, len(leaves[i].shape), placed.axes)
-    fn = sharded.placed_so(_like(args, specs))
+    parameters = argnums.all_parameters(arguments.signature)
+    chosen_args, chosen_kwargs = _tree.unflatten(arguments.treedef, specs)
+    fn = sharded.placed_so(tree_pairs.bound(parameters, chosen_args, chosen_kwargs, {}))
     return Resolved(placed.mesh, tuple(specs), tuple(marks), fn)
-
-
-def _asked(request: Request, args: tuple[Any, ...]) -> list[Any]:
-    """The leaf of `in_placements` for each leaf of the positional arguments."""
-    prefix = per_argument(request.in_placements, len(args))
-    return tree_pairs.broadcast_prefix(prefix, args, is_spec)
-
-
-def _like(args: tuple[Any, ...], specs: Sequence[Any]) -> Any:
-    """Arrange the chosen specs in the trees of the arguments."""
-    _, treedef = _tree.flatten(args)
-    return _tree.unflatten(treedef, specs)
-
-
-@_compat.read_by_dynamo
-def per_argument(placements: Any, n: int) -> Any:
-    """Split a prefix tree of placements into one part for each of n positional arguments."""
-    if is_spec(placements):
-        return (placements,) * n
-    return tuple(placements) if isinstance(placements, list) else placements
 
 
 def _kind(x: Any) -> Any:

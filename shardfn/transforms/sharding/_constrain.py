@@ -50,9 +50,17 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
     errors.
     """
     specs, wrong = tree_pairs.pair(placements, x, ("placements", "the values"), "", is_constraint)
+    return pinned_leaves((x,), _tree.quick_paths(x, ""), specs, wrong, what)[0]
+
+
+def pinned_leaves(
+    x: tuple[Any, ...], paths: list[str], specs: list[Any], wrong: list[str], what: str
+) -> Any:
+    """A tuple of trees, with each tensor constrained by the placement of its leaf. `wrong` are the
+    mismatches of placements and trees.
+    """
     check_placements(what, tuple(wrong), tuple([_unknown(spec) for spec in specs]))
-    leaves = _tree.quick_leaves((x,))
-    paths = _tree.quick_paths(x, "")
+    leaves = _tree.quick_leaves(x)
     rows = [(leaf, spec, path) for leaf, spec, path in zip(leaves, specs, paths, strict=True)]
     for leaf, spec, path in rows:
         if isinstance(spec, Stage):
@@ -64,7 +72,7 @@ def pinned(x: Any, placements: Any, what: str) -> Any:
     if not _compat.is_tracing():
         return x
     filled = [leaf if spec is None else _pin(leaf, spec) for leaf, spec, _ in rows]
-    return _tree.refill((x,), filled)[0]
+    return _tree.refill(x, filled)
 
 
 def is_constraint(x: Any) -> bool:

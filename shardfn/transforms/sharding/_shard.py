@@ -13,16 +13,23 @@ from typing import Any, ClassVar
 
 import attrs
 
-from ... import _compat, argnums
+from ... import _compat, _tree, argnums, tree_pairs
 from ...capture import annotations as sources
 from ...capture.shard_map import axis_names
 from ...mesh import check_mesh
 from ...placement import is_spec
 from ...runtime import Request
 from .._options import check_function
-from .._transformed import Transformed, innermost, name_of, parameter_names, structure_of
-from ._auto import checked_memory, is_auto, per_argument, resolved
-from ._constrain import pinned
+from .._transformed import (
+    Transformed,
+    argument_names,
+    innermost,
+    name_of,
+    parameters_of,
+    structure_of,
+)
+from ._auto import checked_memory, is_auto, resolved
+from ._constrain import pinned, pinned_leaves
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -39,8 +46,9 @@ class Shard(Transformed):
         to the ops of this call.
         """
         axis_names.name_mesh(f"shard({name_of(self.fn)})", self.arguments["mesh"])
+        args, kwargs = self.entering(args, kwargs)
         with self.asking():
-            return self.leaving(self.fn(*self.entering(args), **kwargs))
+            return self.leaving(self.fn(*args, **kwargs))
 
     def asking(self) -> AbstractContextManager[Any]:
         """A context that annotates the ops captured inside it with `implicit_comm`."""
@@ -51,19 +59,18 @@ class Shard(Transformed):
             else sources.annotate_implicit_comm(setting)
         )
 
-    def entering(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def entering(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments, constrained to `in_placements`."""
         ins = self.arguments["in_placements"]
-        if isinstance(ins, dict):
-            names = parameter_names(self.fn, len(args))
-            ins = tuple([ins.get(name) for name in names])
-        elif isinstance(ins, tuple) and len(ins) > len(args) and not is_spec(ins):
-            ins = ins[: len(args)]
-        return (
-            args
-            if ins is None
-            else tuple(pinned(args, per_argument(ins, len(args)), "in_placements"))
-        )
+        if ins is None:
+            return args, kwargs
+        parameters = parameters_of(self.fn)
+        specs, wrong = tree_pairs.by_parameter(ins, parameters, args, kwargs, is_spec)
+        names = argument_names(parameters, args, kwargs)
+        values = [*args, *kwargs.values()]
+        rows = zip(values, names, strict=True)
+        paths = [path for x, name in rows for path in _tree.quick_paths(x, name)]
+        return pinned_leaves((args, kwargs), paths, specs, wrong, "in_placements")
 
     def leaving(self, out: Any) -> Any:
         """The result, constrained to `out_placements`."""

@@ -25,7 +25,7 @@ from ...placement import P
 from ...runtime import Request
 from .._options import check_function
 from .._paired import is_divided, multiples, numbers
-from .._transformed import Transformed, innermost, name_of, parameter_names
+from .._transformed import Transformed, argument_names, innermost, name_of, parameters_of
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -46,12 +46,19 @@ class ShardMap(Transformed):
         where = f"shard_map({name_of(self.fn)})"
         check_given(where, len(args), self.ins is not None)
         axes = named.enter_mesh(where, self.mesh, self.axis_names)
-        roots = _roots(self.fn, len(args))
-        texts = _texts(where, "in_placements", axes, roots, args, self.ins)
-        local_args = _to_local(args, texts)
-        out = (self.fn(*local_args, **kwargs),)
-        roots = ("result",)
-        texts = _texts(where, "out_placements", axes, roots, out, (self.outs,))
+        parameters = parameters_of(self.fn)
+        names = argument_names(parameters, args, kwargs)
+        paths = _paths(names, [*args, *kwargs.values()])
+        specs, wrong = tree_pairs.by_parameter(self.ins, parameters, args, kwargs, _is_leaf)
+        leaves = _tree.quick_leaves((args, kwargs))
+        texts = _texts((where, "in_placements", axes, paths), leaves, specs, wrong)
+        local_args, local_kwargs = _to_local((args, kwargs), texts)
+        out = (self.fn(*local_args, **local_kwargs),)
+        names = ("placements", "the values")
+        specs, wrong = tree_pairs.pair(self.outs, out[0], names, "result", _is_leaf)
+        paths = _paths(["result"], out)
+        place = (where, "out_placements", axes, paths)
+        texts = _texts(place, _tree.quick_leaves(out), specs, wrong)
         (result,) = _from_local(f"{where}, out_placements", out, texts)
         named.unbind_last(len(axes))
         return result
@@ -107,13 +114,13 @@ def check_axis_names(where: str, names: tuple[Any, ...] | None) -> None:
         )
 
 
-def _roots(fn: Any, count: int) -> tuple[str, ...]:
-    """The name of each positional argument in errors."""
-    names = parameter_names(fn, count)
-    return tuple([names[i] if i < len(names) else f"args[{i}]" for i in range(count)])
+def _paths(names: list[str], trees: Any) -> tuple[str, ...]:
+    """The path of each leaf of trees that have names."""
+    rows = zip(names, trees, strict=True)
+    return tuple([path for name, x in rows for path in _tree.quick_paths(x, name)])
 
 
-def _to_local(args: tuple[Any, ...], texts: Any) -> tuple[Any, ...]:
+def _to_local(args: tuple[Any, Any], texts: Any) -> tuple[Any, Any]:
     """The arguments with local tensors for global ones."""
     leaves = [
         manual.to_local(x, text) if isinstance(x, torch.Tensor) else x
@@ -136,29 +143,12 @@ def _from_local(where: str, out: tuple[Any, ...], texts: Any) -> tuple[Any, ...]
     return _tree.refill(out, leaves)
 
 
-def _texts(
-    where: str, what: str, axes: Any, roots: tuple[str, ...], tree: tuple[Any, ...], specs: Any
-) -> Any:
+def _texts(place: tuple[Any, ...], leaves: list[Any], specs: list[Any], wrong: list[str]) -> Any:
     """For each leaf, how the manual axes shard it, and over which it is Partial, as `shard_texts`
     returns it.
     """
-    wrong: list[str] = []
-    paths = tuple(
-        [p for root, x in zip(roots, tree, strict=True) for p in _tree.quick_paths(x, root)]
-    )
-    if _is_leaf(specs):
-        specs = [specs] * len(tree)
-    found: list[Any] = []
-    if not isinstance(specs, (list, tuple)) or len(specs) != len(tree):
-        wrong.append(f"{_said(specs)} for {len(tree)} arguments")
-    else:
-        names = ("placements", "the values")
-        for s, x, root in zip(specs, tree, roots, strict=True):
-            leaves, more = tree_pairs.pair(s, x, names, root, _is_leaf)
-            found += [_constant(leaf) if _is_leaf(leaf) else None for leaf in leaves]
-            wrong += more
-    rest = (tuple(found), tuple(wrong))
-    return _cuts((where, what, axes, paths), _tree.quick_leaves(tree), rest)
+    found = [_constant(spec) if _is_leaf(spec) else None for spec in specs]
+    return _cuts(place, leaves, (tuple(found), tuple(wrong)))
 
 
 def _cuts(place: tuple[Any, ...], leaves: list[Any], placements: tuple[Any, ...]) -> Any:
@@ -180,14 +170,6 @@ def _cuts(place: tuple[Any, ...], leaves: list[Any], placements: tuple[Any, ...]
 
 def _is_tensor(x: Any) -> bool:
     return isinstance(x, torch.Tensor)
-
-
-def _said(tree: Any) -> str:
-    return (
-        f"a {type(tree).__name__} of {len(tree)}"
-        if isinstance(tree, (dict, list, tuple))
-        else f"a {type(tree).__name__}"
-    )
 
 
 def _is_leaf(spec: Any) -> bool:
@@ -233,9 +215,10 @@ def shard_map(
         fn: of local tensors; it may use `psum`, `all_gather` and the other collectives over the
             axes of the mesh. Without it, a decorator is returned.
         mesh: a DeviceMesh; that of the call around it, or the innermost `use_mesh`'s, if not given.
-        in_placements: a prefix tree over the positional arguments; needed if there are any. A
-            leaf is `P`, one Placement (1-D meshes), a list of Placements, or None, which is
-            P(): replicated. Sharded dims must be divisible by the size of their axes.
+        in_placements: a prefix tree over the parameters in their order, or a dict of them by
+            name; needed if there are positional arguments. A leaf is `P`, one Placement (1-D
+            meshes), a list of Placements, or None, which is P(): replicated. Sharded dims must be
+            divisible by the size of their axes.
         out_placements: a prefix tree over the result. A result that is not sharded over an axis
             must be invariant over it: reduced, gathered, or computed from invariant values.
             `Partial()`: each rank returns a term of the sum; `Partial("avg")`: of the mean.

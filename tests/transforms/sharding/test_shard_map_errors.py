@@ -113,7 +113,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         """shard_map(fn), in_placements: x['w']: dim 0 has size 7, which axis dp cannot shard into \
 2 equal chunks; pad it by 1
   x['b']: dim 1 has size 6, which axis tp cannot shard into 4 equal chunks; pad it by 2
-  args[1]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot shard into 4 equal chunks; \
+  rest[0]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot shard into 4 equal chunks; \
 pad it by 2
   needed: equal shards on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
@@ -156,22 +156,22 @@ out_placements require it to be invariant over it
         sf.TreeError,
         """shard_map(fn), in_placements: it does not match the tree
   x: placements lack ['b']; placements have also ['c']
-  args[1]: placements have a tuple, the values have a tensor
+  rest[0]: placements have a tuple, the arguments have a tensor
   try: one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "in_placements of another count": (
         lambda: inside_grad(mapped(fn, (P(),), P())),
         sf.TreeError,
         """shard_map(fn), in_placements: it does not match the tree
-  a tuple of 1 for 2 arguments
+  the whole tree: placements lack rest
   try: one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "in_placements of another tree at the door": (
         lambda: mapped(fn, ({"w": P(), "c": P()}, P()), P())(TREE, X),
         sf.TreeError,
         """shard_map(fn): in_placements does not match the arguments
-  [0]: placements lack ['b']; placements have also ['c']
-  try: one placement for each leaf, or one P for all leaves of a subtree""",
+  x: placements lack ['b']; placements have also ['c']
+  try: placements in the order of the parameters or by name; one P stands for a subtree""",
     ),
     "out_placements of another tree": (
         lambda: mapped(lambda x: {"a": x, "b": (x, x)}, P(), {"a": (P(),), "b": (P(), P(), P())})(
