@@ -90,6 +90,6 @@ def setup(app: Any) -> dict[str, Any]:
     app.connect("builder-inited", write_reference)
     app.connect("autodoc-process-docstring", as_restructured, priority=100)  # before napoleon
     app.connect("source-read", as_parsed)
-    for name in ("mermaid", "pdb", "output"):
+    for name in ("pdb", "output"):
         app.add_lexer(name, TextLexer)
     return {"parallel_read_safe": True}
