@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import attrs
@@ -243,6 +243,14 @@ class LocalProgram:
     out_paths: tuple[str, ...]
     elided: tuple[str, ...]  # collectives over axes of size 1 that were taken out, by node name
     show: Callable[..., str] = attrs.field(repr=False)
+    records: Callable[[torch.fx.Graph], Iterable[Collective]] = attrs.field(repr=False)
 
     def __str__(self) -> str:
         return self.show(self)
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Every collective and every message of a pipeline, as they start. Those of a scan are
+        repeated for each step, those of a stage for each microbatch.
+        """
+        return tuple(self.records(self.graph))

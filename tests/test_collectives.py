@@ -24,6 +24,7 @@ from shardfn.collectives import (
 from shardfn.compile.collective_order import collective_events
 from shardfn.hardware import H100
 from shardfn.partition import collective_bytes
+from shardfn.partition.collective_bytes import collectives_in
 from shardfn.partition.emission import emit_collectives
 from shardfn.partition.emission.graph_builder import Builder
 from shardfn.partition.printing import local_text
@@ -79,7 +80,17 @@ def program() -> LocalProgram:
         result = emit_collectives.apply_move(b, term, MOVE, False)
     b.graph.output([result.node])
     return LocalProgram(
-        "f", axes, b.graph, b.graph, ("x",), (("sum",),), (("R",),), ("result",), (), local_text
+        "f",
+        axes,
+        b.graph,
+        b.graph,
+        ("x",),
+        (("sum",),),
+        (("R",),),
+        ("result",),
+        (),
+        local_text,
+        collectives_in,
     )
 
 

@@ -122,6 +122,9 @@ MESHES = Kind(
     "a list of meshes, each the sizes of its axes by name, or a shape",
     "meshes=[{'dp': 8}, {'dp': 4, 'tp': 2}]",
 )
+AXIS = Kind(
+    lambda x: isinstance(x, str) and x.isidentifier(), "the name of a mesh axis", "axis='pp'"
+)
 NAMES = Kind(_are_names, "a tuple of axis names, or None", "axis_names=('dp', 'tp')")
 DEVICE_TYPE = Kind(
     lambda x: x is None or isinstance(x, str), "the type of a device, or None", "device_type='cpu'"
@@ -336,7 +339,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "mixed_precision": {"argnums": POSITIONS},
     "overlay": {"profile": FILE, "path": FILE_OR_NONE},
     "pin": {"outputs": PATTERNS, "inputs": PATTERNS},
-    "plan": {"fn": FUNCTION, "meshes": MESHES, "axis_names": NAMES},
+    "plan": {"fn": FUNCTION, "meshes": MESHES, "axis_names": NAMES, "axis": AXIS},
     "Lowered.report": {"path": FILE},
     "report": {"path": FILE, "mesh": MESH_OR_AXES},
     "save": {"path": PATH, "step": STEP, "keep": KEEP, "background": FLAG},
@@ -349,7 +352,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
     "schedules.zbv": {"coordinates": SIZE, "microbatches": SIZE},
     "schedules.zero_bubble": {"coordinates": SIZE, "microbatches": SIZE},
     "ShapeDtype": {"shape": SHAPE, "dtype": DTYPE},
-    "sweep": {"fn": FUNCTION, "meshes": MESHES, "axis_names": NAMES},
+    "sweep": {"fn": FUNCTION, "meshes": MESHES, "axis_names": NAMES, "axis": AXIS},
     "tree_map": {"fn": FUNCTION, "is_leaf": FUNCTION_OR_NONE},
     "vjp": {"fn": FUNCTION, "has_aux": FLAG},
 }

@@ -13,7 +13,6 @@ from ..buckets import BucketPlan
 from ..byte_sizes import human_bytes
 from ..collectives import COLLECTIVES
 from ..extensions import page_of
-from ..partition.collective_bytes import collectives_in
 from ..source_text import located
 from ..types import Collective, LocalProgram
 
@@ -91,7 +90,7 @@ def explanation(programs: Sequence[LocalProgram], plan: BucketPlan) -> Explanati
     return Explanation(
         name=first.name,
         mesh=str(first.axes),
-        collectives=tuple(c for program in programs for c in collectives_in(program.graph)),
+        collectives=tuple(c for program in programs for c in program.collectives),
         elided=sum(len(program.elided) for program in programs),
         buckets=str(plan) if plan.buckets else "",
     )

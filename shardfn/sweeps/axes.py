@@ -13,10 +13,7 @@ MeshLike = tuple[int, ...] | Mapping[str, int]
 
 
 def axes_of_meshes(
-    where: str,
-    meshes: Sequence[MeshLike],
-    axis_names: Sequence[str] | None,
-    names: Mapping[int, tuple[str, ...]],
+    where: str, meshes: Sequence[MeshLike], axis_names: Sequence[str] | None, pipeline: str | None
 ) -> list[MeshAxes]:
     """Return the axes of each mesh.
 
@@ -24,11 +21,12 @@ def axes_of_meshes(
         where: the function, for errors.
         meshes: their shapes, or the sizes of their axes by name.
         axis_names: of the user, for shapes.
-        names: in place of them, by the number of axes.
+        pipeline: the axis of the stages, where there are any: then the first by default.
 
     Raises:
         PlacementError: a shape has more axes than there are names.
     """
+    names = NAMES if pipeline is None else {n: (pipeline, "dp", "tp")[:n] for n in (1, 2, 3)}
     every = []
     for mesh in meshes:
         if isinstance(mesh, Mapping):

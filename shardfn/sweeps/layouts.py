@@ -52,7 +52,7 @@ class Layout:
 
 
 def layouts_of(
-    where: str, strategies: Any, args: tuple[Any, ...], options: Mapping[str, Any]
+    where: str, strategies: Any, args: tuple[Any, ...], options: Mapping[str, Any], axis: str
 ) -> list[Layout]:
     """Return the layouts of names, or of placements by name.
 
@@ -61,6 +61,7 @@ def layouts_of(
         strategies: a list of names, or a dict of names and placements, or functions of the mesh.
         args: of the step.
         options: keywords of `shard` for all of them.
+        axis: of the stages of a pipeline.
 
     Raises:
         PlacementError: it is neither, or there is no strategy of a name.
@@ -86,7 +87,7 @@ def layouts_of(
             fix=repr(near(unknown[0], known)[0]),
             arg_path="strategies",
         )
-    return [_named(name, args, options) for name in strategies]
+    return [_named(name, args, options, axis) for name in strategies]
 
 
 def given(name: str, places: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Layout:
@@ -110,7 +111,7 @@ def given(name: str, places: Any, args: tuple[Any, ...], options: Mapping[str, A
     return Layout(name, of)
 
 
-def _named(name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Layout:
+def _named(name: str, args: tuple[Any, ...], options: Mapping[str, Any], axis: str) -> Layout:
     """Return the layout of a strategy, or of several: each is the base of the next."""
     if name == AUTO_NAME:
         return Layout(name, lambda mesh, schedule: Placed(AUTO, options))
@@ -118,17 +119,19 @@ def _named(name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Layo
     def of(mesh: Any, schedule: Schedule | None) -> Placed:
         found = None
         for part in name.split("+"):
-            stages = _of_schedule(schedule) if part == PIPELINE and schedule else {}
+            stages = _stages(axis, schedule) if part == PIPELINE else {}
             found = strategy(part, args[0] if args else None, mesh, base=found, **stages)
         return _of_strategy(found, args, options)
 
     return Layout(name, of)
 
 
-def _of_schedule(schedule: Schedule) -> dict[str, Any]:
-    """Return the options of the strategy of a pipeline that runs by a schedule."""
+def _stages(axis: str, schedule: Schedule | None) -> dict[str, Any]:
+    """Return the options of the strategy of a pipeline, which runs by a schedule."""
+    if schedule is None:
+        return {"axis": axis}
     chunks = schedule.stages // schedule.coordinates
-    return {"chunks": chunks, "order": schedule.order}
+    return {"axis": axis, "chunks": chunks, "order": schedule.order}
 
 
 def _of_strategy(found: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Placed:

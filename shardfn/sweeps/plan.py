@@ -18,9 +18,9 @@ from ..placement import AUTO
 from ..tracebacks import filter_errors
 from ..transforms._transformed import name_of
 from ..transforms.sharding._auto import checked_memory
-from .axes import NAMES, MeshLike, axes_of_meshes
+from .axes import MeshLike, axes_of_meshes
 from .layouts import given
-from .pricing import PIPELINE_NAMES, candidates_of, is_over, nothing_left, priced
+from .pricing import candidates_of, is_over, nothing_left, priced
 from .table import Row, Sweep, sweep_of
 from .variants import SCHEDULE, variants_of
 
@@ -36,11 +36,12 @@ def plan(
     in_placements: Any = AUTO,
     axis_names: Sequence[str] | None = None,
     pipelines: Sequence[Schedule] | None = None,
+    axis: str = "pp",
 ) -> Sweep:
     """Compare meshes of several shapes for a function: the placements that are best on each, the
     time of a step, the bytes that a rank sends, and the peak of its memory.
 
-    With `pipelines` it compares schedules: each on the meshes whose axis "pp" has as many
+    With `pipelines` it compares schedules: each on the meshes whose `axis` has as many
     coordinates. The function is then called as `fn(*args, schedule=...)`, and gives the schedule to
     `pipelined_grad`.
 
@@ -56,9 +57,10 @@ def plan(
             arguments, with `sf.auto` where they are to be chosen. With `pipelines` all of them, or
             a function of (mesh, schedule) that returns them.
         axis_names: names of the axes of every mesh, as many as the longest has; by default
-            "dp", "cp" and "tp". With `pipelines` "pp", "dp" and "tp".
+            "dp", "cp" and "tp". With `pipelines` `axis`, "dp" and "tp".
         pipelines: `sf.Schedule`s, which say coordinates, stages and microbatches. None: no
             pipeline.
+        axis: the mesh axis of the stages, as `pipelined_grad` names it.
 
     Returns:
         An `sf.Sweep`, which prints as a table: `rows`, the fastest first, with `time`, `memory`,
@@ -89,16 +91,15 @@ def plan(
         >>> found.best.schedule.name
         'one_f_one_b'
     """
-    accept("plan", fn=fn, meshes=meshes, axis_names=axis_names)
+    accept("plan", fn=fn, meshes=meshes, axis_names=axis_names, axis=axis)
     name = name_of(fn)
     where = f"plan({name})"
     limit = checked_memory(where, memory, in_placements if pipelines is None else AUTO)
     model = hardware_of(hardware, where)
     variants = variants_of(where, fn, {SCHEDULE: pipelines})
-    names = NAMES if pipelines is None else PIPELINE_NAMES
-    every = axes_of_meshes(where, meshes, axis_names, names)
+    every = axes_of_meshes(where, meshes, axis_names, None if pipelines is None else axis)
     layout = given("", in_placements, args, {})
-    candidates = candidates_of(where, name, args, every, variants, [layout], limit)
+    candidates = candidates_of(where, name, args, every, variants, [layout], limit, axis)
 
     def check(row: Row) -> None:
         if limit is not None and row.excess:

@@ -18,7 +18,6 @@ from ..errors import PlacementError, ScheduleError, ShardError
 from ..hardware import Hardware
 from ..inspect.step_time import step_times
 from ..mesh import make_mesh
-from ..partition.collective_bytes import collectives_in
 from ..pipelines import Schedule
 from ..progress import progress
 from ..runtime.arguments import donated_places
@@ -31,9 +30,6 @@ from .calls import call_text
 from .layouts import Layout, Placed
 from .table import Refused, Row, sent_bytes
 from .variants import PLACES, Variant, programs_of, refuse_other_schedule
-
-AXIS = "pp"  # of the stages, as pipelined_grad names it
-PIPELINE_NAMES = {n: (AXIS, "dp", "tp")[:n] for n in (1, 2, 3)}
 
 
 @attrs.frozen(eq=False)
@@ -118,7 +114,7 @@ class Candidate:
         peaks: list[Callable[[], float]] = [lambda peak=x.peak: peak for x in memories]
         whole = lowered.traced.program.graph.graph
         times = step_times(programs, hardware, None, peaks, axis, kernel_seconds, whole)
-        sent = [tuple(collectives_in(x.graph)) for x in programs]
+        sent = [x.collectives for x in programs]
         fullest = max(range(len(programs)), key=lambda k: memories[k].peak)
         slowest = max(times, key=lambda time: time.total)
         total = sum(time.total for time in times)
@@ -160,14 +156,16 @@ def candidates_of(
     variants: Sequence[Variant],
     layouts: Sequence[Layout],
     limit: int | None,
+    axis: str,
 ) -> list[Candidate]:
-    """Combine meshes, variants and layouts: a schedule with the meshes of as many coordinates.
+    """Combine meshes, variants and layouts: a schedule with the meshes whose `axis` has as many
+    coordinates.
 
     Raises:
         ScheduleError: a mesh or a schedule is in no pair.
     """
     schedules = list(dict.fromkeys(x.schedule for x in variants if x.schedule is not None))
-    pairs = _pairs(where, meshes, schedules) if schedules else None
+    pairs = _pairs(where, meshes, schedules, axis) if schedules else None
     return [
         Candidate(where, name, args, variant, axes, layout, limit)
         for axes in meshes
@@ -178,23 +176,23 @@ def candidates_of(
 
 
 def _pairs(
-    where: str, meshes: Sequence[MeshAxes], schedules: Sequence[Schedule]
+    where: str, meshes: Sequence[MeshAxes], schedules: Sequence[Schedule], axis: str
 ) -> set[tuple[MeshAxes, Schedule | None]]:
     """Pair each mesh with the schedules of as many coordinates.
 
     Raises:
         ScheduleError: lists the meshes and the schedules that are in no pair.
     """
-    sizes = {axes: dict(zip(axes.names, axes.sizes, strict=True)).get(AXIS) for axes in meshes}
+    sizes = {axes: dict(zip(axes.names, axes.sizes, strict=True)).get(axis) for axes in meshes}
     counts = {x.coordinates for x in schedules}
-    wrong = [f"{axes} has no axis {AXIS!r}" for axes, size in sizes.items() if size is None]
+    wrong = [f"{axes} has no axis {axis!r}" for axes, size in sizes.items() if size is None]
     wrong += [
         f"{axes}: no schedule has {size} coordinates"
         for axes, size in sizes.items()
         if size is not None and size not in counts
     ]
     wrong += [
-        f"{x.name} has {x.coordinates} coordinates, and no mesh has {AXIS}={x.coordinates}"
+        f"{x.name} has {x.coordinates} coordinates, and no mesh has {axis}={x.coordinates}"
         for x in schedules
         if x.coordinates not in sizes.values()
     ]
@@ -202,8 +200,8 @@ def _pairs(
         raise ScheduleError.of(
             f"{where}, pipelines",
             *wrong,
-            needed=f"for each schedule a mesh whose axis {AXIS!r} has as many coordinates",
-            fix="meshes=[(4, 2)], axis_names=('pp', 'dp'), pipelines=[sf.schedules.gpipe(4, 8)]",
+            needed=f"for each schedule a mesh whose axis {axis!r} has as many coordinates",
+            fix=f"meshes=[{{{axis!r}: 4, 'dp': 2}}], pipelines=[sf.schedules.gpipe(4, 8)]",
         )
     return {(a, x) for a in meshes for x in schedules if x.coordinates == sizes[a]}
 

@@ -16,9 +16,9 @@ from ..placement import AUTO
 from ..tracebacks import filter_errors
 from ..transforms._transformed import name_of
 from ..transforms.sharding._auto import checked_memory
-from .axes import NAMES, MeshLike, axes_of_meshes
+from .axes import MeshLike, axes_of_meshes
 from .layouts import layouts_of
-from .pricing import PIPELINE_NAMES, candidates_of, nothing_left, priced
+from .pricing import candidates_of, nothing_left, priced
 from .table import Sweep, sweep_of
 from .variants import MICROBATCHES, REMAT, SCHEDULE, is_list, variants_of
 
@@ -36,6 +36,7 @@ def sweep(
     hardware: Sequence[Hardware | str] = ("H100",),
     memory: int | str | None = None,
     axis_names: Sequence[str] | None = None,
+    axis: str = "pp",
     planner: str = "global",
 ) -> Sweep:
     """Ask what a step would take: every combination of meshes, strategies, numbers of
@@ -57,13 +58,14 @@ def sweep(
         microbatches: numbers that the step gives to `sf.accumulate`.
         remat: `checkpoint_policies` that the step gives to `sf.checkpoint`.
         pipelines: `sf.Schedule`s that the step gives to `sf.pipelined_grad`, each for the meshes
-            whose axis "pp" has as many coordinates.
+            whose `axis` has as many coordinates.
         hardware: `sf.Hardware`s, or names such as "H100".
         memory: the most that a rank may hold: bytes, or text such as "80GiB". Placements that are
             chosen keep to it, other rows above it are marked. By default the capacity of the
             hardware marks rows.
         axis_names: names of the axes of shapes; by default "dp", "cp" and "tp", and with
-            `pipelines` "pp", "dp" and "tp".
+            `pipelines` `axis`, "dp" and "tp".
+        axis: the mesh axis of the stages, as `pipelined_grad` names it.
         planner: as in `shard`; "greedy" takes a fraction of the time for a large step.
 
     Returns:
@@ -93,7 +95,7 @@ def sweep(
         >>> len(found.rows), found.best.strategy, found.best.is_front
         (4, 'zero3', True)
     """
-    accept("sweep", fn=fn, meshes=meshes, axis_names=axis_names)
+    accept("sweep", fn=fn, meshes=meshes, axis_names=axis_names, axis=axis)
     where = f"sweep({name_of(fn)})"
     limit = checked_memory(where, memory, AUTO)
     if not is_list(hardware):
@@ -113,12 +115,10 @@ def sweep(
             fix="pipelines=[sf.schedules.one_f_one_b(4, m) for m in (8, 16)]",
         )
     variants = variants_of(where, fn, choices)
-    layouts = layouts_of(
-        where, strategies, args, {} if planner == "global" else {"planner": planner}
-    )
-    names = NAMES if pipelines is None else PIPELINE_NAMES
-    every = axes_of_meshes(where, meshes, axis_names, names)
-    candidates = candidates_of(where, name_of(fn), args, every, variants, layouts, limit)
+    options = {} if planner == "global" else {"planner": planner}
+    layouts = layouts_of(where, strategies, args, options, axis)
+    every = axes_of_meshes(where, meshes, axis_names, None if pipelines is None else axis)
+    candidates = candidates_of(where, name_of(fn), args, every, variants, layouts, limit, axis)
     rows, refused = priced(candidates, models, lambda error: not isinstance(error, CaptureError))
     if not rows:
         raise nothing_left(where, refused, "a combination that can be")

@@ -65,6 +65,14 @@ def test_messages_are_listed_with_their_bytes_and_lines(sharded: Any) -> None:
     assert f"{MICROBATCHES} send over pp" in str(sf.explain(sharded, *arguments()))
 
 
+def test_every_stage_lists_its_messages(sharded: Any) -> None:
+    lowered = sharded.lower(*arguments())
+    assert lowered.stage(0).collectives == lowered.collectives
+    back = [c for c in lowered.stage(1).collectives if c.kind == "send"]
+    assert [c.nbytes for c in back] == [ACTIVATION] * MICROBATCHES
+    assert all(c.name.endswith("to coordinate 0") for c in back)
+
+
 def test_a_stage_prints_its_actions(sharded: Any) -> None:
     lowered = sharded.lower(*arguments())
     text = lowered.stage(1).show(lowered.stage(1), full=True)

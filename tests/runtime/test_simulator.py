@@ -13,6 +13,7 @@ import shardfn as sf
 from shardfn import _compat
 from shardfn.errors import SAME_COLLECTIVES
 from shardfn.ops.messages import Message, Receive
+from shardfn.partition.collective_bytes import collectives_in
 from shardfn.partition.emission.emit_collectives import apply_move
 from shardfn.partition.emission.graph_builder import Builder, LocalShard
 from shardfn.partition.printing import local_text
@@ -40,7 +41,9 @@ def program(sizes: Sequence[int], shape: tuple[int, ...], steps: Sequence[Step])
                 b, pending, Move("all_reduce", axis, before, ("R",) * len(sizes)), False
             )
     b.graph.output([piece.node])
-    return LocalProgram("f", axes, b.graph, b.graph, ("x",), (), ((),), ("result",), (), local_text)
+    return LocalProgram(
+        "f", axes, b.graph, b.graph, ("x",), (), ((),), ("result",), (), local_text, collectives_in
+    )
 
 
 def run(

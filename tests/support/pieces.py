@@ -13,6 +13,7 @@ import torch
 from shardfn import _compat
 from shardfn.partition import Plan, emit, layout, local_sizes, rules
 from shardfn.partition import plan as steps
+from shardfn.partition.collective_bytes import collectives_in
 from shardfn.partition.printing import local_text
 from shardfn.partition.rule_api.strategy import OpCall
 from shardfn.runtime.simulator import simulate
@@ -286,6 +287,7 @@ def _local(plan: Plan, coordinates: tuple[int, ...], names: tuple[str, ...]) -> 
         out_paths=tuple(f"out{i}" for i in range(len(plan.outs))),
         elided=(),
         show=local_text,
+        records=collectives_in,
     )
 
 

@@ -159,6 +159,24 @@ def test_a_message_counts_with_all_its_bytes() -> None:
     assert plan.sent == 4 * activation + sum(2 * c.nbytes / 2 for c in rest)
 
 
+def test_the_axis_of_the_stages_has_any_name() -> None:
+    def along(params: Any, x: Any, *, schedule: sf.Schedule) -> Any:
+        grad = sf.pipelined_grad(loss, schedule.microbatches, schedule=schedule, axis="stage")
+        return grad(params, x)
+
+    def stages(mesh: Any, schedule: sf.Schedule) -> Any:
+        plan = sf.strategy("pipeline", SMALL[0], mesh, axis="stage")
+        return plan.params, P("dp") if "dp" in mesh.mesh_dim_names else P()
+
+    meshes = [(2,), {"dp": 2, "stage": 4}]
+    pipelines = [sf.schedules.gpipe(2, 4), sf.schedules.one_f_one_b(4, 4)]
+    found = sf.plan(
+        along, *SMALL, meshes=meshes, pipelines=pipelines, in_placements=stages, axis="stage"
+    )
+    rows = {(str(row.axes), row.schedule.name) for row in found.rows if row.schedule}
+    assert rows == {("(stage=2)", "gpipe"), ("(dp=2, stage=4)", "one_f_one_b")}
+
+
 OF_TWO = [sf.schedules.gpipe(2, 4)]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no schedules": (

@@ -302,6 +302,17 @@ def test_schedules_and_strategies_are_combined() -> None:
     assert batch == {"pipeline": P(), "ddp+pipeline": P("dp")}
 
 
+def test_the_axis_of_the_stages_has_any_name() -> None:
+    def along(params: Any, x: Any, *, schedule: sf.Schedule) -> Any:
+        loss = lambda params, x: sum(((x @ w["up"]) @ w["down"]).mean() for w in params["layers"])
+        return sf.pipelined_grad(loss, 4, schedule=schedule, axis="stage")(params, x)
+
+    options: Any = {"pipelines": [sf.schedules.gpipe(2, 4)], "strategies": ["ddp+pipeline"]}
+    found = sf.sweep(along, DEEP, X, meshes=[(2, 2)], axis="stage", **options)
+    assert [str(row.axes) for row in found.rows] == ["(stage=2, dp=2)"]
+    assert found.best.lowered().partition.stage_axis == 0
+
+
 @pytest.mark.parametrize(
     "schedule",
     [

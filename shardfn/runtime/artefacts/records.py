@@ -18,6 +18,7 @@ from ...capture.printing import program_text
 from ...compile.text import graph_of, placements_of, tensor_of, value_of
 from ...mesh import all_coordinates, axes_of, group_names
 from ...partition import Plan, layout
+from ...partition.collective_bytes import collectives_in
 from ...partition.plan import Slot
 from ...partition.printing import local_text
 from ...random import ambient
@@ -197,6 +198,7 @@ def _local(
         out_paths=program.out_paths,
         elided=elided,
         show=local_text,
+        records=collectives_in,
     )
 
 

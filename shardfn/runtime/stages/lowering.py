@@ -16,6 +16,7 @@ from ...errors import PlacementError, TreeError, call_site, problem
 from ...mesh import all_coordinates, group_names
 from ...ops.text_formats import is_part, parse_placed
 from ...partition import Plan, emit, local_sizes
+from ...partition.collective_bytes import collectives_in
 from ...partition.plan import on_one_rank
 from ...partition.printing import local_text
 from ...partition.split_backward import INPUT, RESULT, SplitPlan
@@ -55,6 +56,7 @@ def local_program(
         out_paths=program.out_paths,
         elided=tuple(sorted(on_one_rank(chosen))),
         show=local_text,
+        records=collectives_in,
     )
 
 

@@ -372,7 +372,7 @@ class Lowered:
         """Every collective and every message of a pipeline, as they start. Those of a scan are
         repeated for each step, those of a stage for each microbatch.
         """
-        return tuple(collectives_in(self.program.graph))
+        return self.program.collectives
 
     def explain(self) -> Explanation:
         """Every collective as a table, as `sf.explain` gives it: with bytes, axis, bucket, line and

@@ -14,6 +14,7 @@ from ...errors import RuleError, ShardError
 from ...mesh import all_coordinates
 from ...partition import Plan, emit, layout, local_sizes, propagate
 from ...partition import plan as steps
+from ...partition.collective_bytes import collectives_in
 from ...partition.printing import local_text
 from ...partition.rule_api.strategy import Choice, OpCall, Rule
 from ...runtime.layouts import cut, join
@@ -212,6 +213,7 @@ def _local(plan: Plan, coordinates: tuple[int, ...]) -> LocalProgram:
         out_paths=tuple(f"result {i}" for i in range(len(plan.outs))),
         elided=(),
         show=local_text,
+        records=collectives_in,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from shardfn import _compat, schedule
 from shardfn.partition import Plan, emit
 from shardfn.partition import plan as steps
+from shardfn.partition.collective_bytes import collectives_in
 from shardfn.partition.printing import local_text
 from shardfn.partition.redistribute import route
 from shardfn.types import LocalProgram, MeshPlacements
@@ -36,6 +37,7 @@ def text(graph: torch.fx.Graph, axes: Any = AXES) -> str:
         out_paths=tuple(f"out{i}" for i in range(len(output.args[0]))),
         elided=(),
         show=local_text,
+        records=collectives_in,
     )
     before, after = str(program).split("\n  return")
     ops = [line.split("  #")[0] for line in before.splitlines() if line.startswith("  %")]
