@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 
 from ..errors import is_inside, is_ours, source_at
+from ..ops.pipeline import doing
 
 # folders of shardfn, and what runs there
 STAGES = {
@@ -38,7 +39,8 @@ def stage() -> tuple[str | None, str | None]:
 
 
 def running(code: CodeType, sends: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """The user's line, and the collective, of the thread that runs a program.
+    """The user's line, and the collective or the pipeline's instruction, of the thread that runs a
+    program.
 
     Args:
         code: of the function around the program.
@@ -88,7 +90,12 @@ def _users(frames: list[FrameType]) -> str | None:
 
 
 def _collective(frames: list[FrameType], sends: Mapping[str, str]) -> str | None:
-    """The collective of a line of generated code: known by its node, or by the name of the op."""
+    """The instruction of a pipeline; or the collective of a line of generated code: known by its
+    node, or by the name of the op.
+    """
+    instruction = doing(frames)
+    if instruction is not None:
+        return instruction
     for frame in frames:
         line = linecache.getline(frame.f_code.co_filename, _line(frame) or 0)
         assigned = _ASSIGNED.match(line)

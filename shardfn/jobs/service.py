@@ -4,9 +4,11 @@ communicate while a watchdog looks on.
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from ..extensions import Job, Lane, Program, Run
+from ..ops.pipeline import doing
 from .beside import connections_noted, watch_of
 from .calls import Event
 from .rendezvous import join
@@ -51,10 +53,11 @@ def watched(world: Any, program: Program, run: Run) -> Run:
 
 
 def _explain(watch: Watch, event: Event, name: str, error: Exception) -> None:
-    """Raise the reason why a program fails, if it is another rank. Else tell the others that it
-    has failed here.
+    """Raise the reason why a program fails, if it is another rank, with the action of a pipeline
+    that this one is in. Else tell the others that it has failed here.
     """
-    reason = watch.why(name, error)
+    action = doing(frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    reason = watch.why(name if action is None else f"{name}, {action}", error)
     if reason is not None:
         raise reason from error
     watch.has_raised(event.lane, event.text, error)

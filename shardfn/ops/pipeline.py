@@ -7,7 +7,8 @@ each value when it is no longer needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -15,8 +16,8 @@ import torch
 
 from ..collectives import SEND
 from ..types import Aval, Collective
-from .loops import Driver, Loop
-from .messages import Exchange, Message, Receive, Ref, Send, empty
+from .loops import Driver, Loop, drive_loop
+from .messages import Exchange, Message, Receive, Ref, Send, empty, shown
 
 
 @attrs.frozen
@@ -160,6 +161,18 @@ class Pipeline(Loop):
         """Return what the coordinate sends, in order."""
         return [x for x in self.instructions if isinstance(x, Send)]
 
+    def doing(self, step: Instruction) -> str | None:
+        """Describe an instruction at which a rank may stand: an action, or a message."""
+        if isinstance(step, Run):
+            return str(step)
+        if isinstance(step, Send):
+            return f"sending {shown(step.message)}"
+        if not isinstance(step, Receive):
+            return None
+        after = self.instructions[self.instructions.index(step) :]
+        reader = next((f"{x}, " for x in after if isinstance(x, Run)), "")
+        return f"{reader}waiting for {shown(step.message)}"
+
     def actions(self) -> list[Run]:
         """Return what the coordinate runs, in order."""
         return [x for x in self.instructions if isinstance(x, Run)]
@@ -168,6 +181,21 @@ class Pipeline(Loop):
     def messages(self) -> list[Message]:
         """What the coordinate sends, in order."""
         return [x.message for x in self.sends()]
+
+
+def doing(frames: Iterable[FrameType]) -> str | None:
+    """Describe the instruction of the pipeline that runs in some frames; None without one.
+
+    Args:
+        frames: of a thread, or of a traceback.
+    """
+    for frame in frames:
+        if frame.f_code is drive_loop.__code__:
+            driver = frame.f_locals["driver"].gi_frame  # None once it has returned
+            if driver is not None and driver.f_code is Pipeline.drive.__code__:
+                known = driver.f_locals
+                return known["self"].doing(known["step"]) if "step" in known else None
+    return None
 
 
 def _record(send: Send) -> Collective:

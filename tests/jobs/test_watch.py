@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn import _compat
+from shardfn import _compat, extensions
+from shardfn.jobs import service
 from shardfn.jobs.calls import Event
 from shardfn.jobs.watch import Watch
 
@@ -94,6 +95,25 @@ def test_the_connections_of_a_rank_that_waits_in_vain_are_shut_down(
     watches[1].leave("ValueError: bad", follows=False)
     assert "ValueError: bad" in told(watches[0]).lines[0]
     assert cut[:2] == [watches[0].connections, watches[0].store]
+
+
+def test_the_error_of_a_lost_rank_names_the_action_that_waits_for_it(
+    watches: list[Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = "F of stage 1, microbatch 0, waiting for %add"
+    monkeypatch.setattr(service, "doing", lambda frames: action if [*frames] else None)
+    watches[0].enter(event(watches[0], 3))
+    watches[1].leave("ValueError: bad", follows=False)
+    told(watches[0])
+
+    def run(_: Any) -> Any:
+        raise torch.distributed.DistNetworkError("a receive failed")
+
+    monkeypatch.setattr(service, "watch_of", lambda _: watches[0])
+    monkeypatch.setattr(watches[0], "enter", lambda _: None)
+    program = extensions.Program("step", ("dp", (0, 1)), "step of ()", {})
+    with pytest.raises(sf.RankLostError, match=f"^step, {action}: rank 1 is lost"):
+        service.watched(None, program, run)([])
 
 
 def test_an_error_of_ones_own_asks_nobody(watches: list[Watch]) -> None:

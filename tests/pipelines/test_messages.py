@@ -5,6 +5,8 @@ longer than its schedule says.
 from __future__ import annotations
 
 import collections
+import itertools
+import traceback
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ import torch
 import torch.nn.functional as F
 
 import shardfn as sf
-from shardfn.ops.pipeline import Free, Pipeline, Run
+from shardfn.ops.loops import drive_loop
+from shardfn.ops.messages import Receive, Send
+from shardfn.ops.pipeline import Free, Pipeline, Run, doing
 from tests.support.pipelined import Model, gpt, placements, randn
 
 ROWS, WIDTH = 24, 4
@@ -103,3 +107,48 @@ def test_gpipe_keeps_all_microbatches_and_1f1b_as_many_as_later_stages(microbatc
     assert [most_alive(part) for part in gpipe] == [microbatches] * 3
     one = pipelines(blocks(3), "1f1b", 3, microbatches)
     assert [most_alive(part) for part in one] == [min(microbatches, 3 - s) for s in range(3)]
+
+
+class LostError(Exception):
+    """Raised in the place of an instruction."""
+
+
+def seen(part: Pipeline, at: int, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """What `doing` says where the at-th action or message of a coordinate fails."""
+    steps = [x for x in part.instructions if isinstance(x, (Run, Send, Receive))]
+    count = itertools.count()
+
+    def run(*_: Any) -> list[Any]:
+        number = next(count)
+        if number == at:
+            raise LostError
+        step = steps[number]
+        return [torch.zeros(())] * (len(step.makes) if isinstance(step, Run) else 1)
+
+    monkeypatch.setattr(Pipeline, "exchange", lambda _: run)
+    try:
+        drive_loop(part, [torch.zeros(9)] * 9, run)
+    except LostError as error:
+        return doing(frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return None
+
+
+def test_a_rank_names_its_action_or_the_message_that_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, last = pipelines(blocks(2), "1f1b", 2, 1)
+    assert seen(first, 0, monkeypatch) == "F of stage 0, microbatch 0"
+    sending, _, h = (seen(first, 1, monkeypatch) or "").partition(" ")
+    assert sending == "sending" and __file__ in h
+    assert "of F of stage 0, microbatch 0, (24, 4) torch.float64 from coordinate 0 to 1" in h
+    assert seen(last, 0, monkeypatch) == f"F of stage 1, microbatch 0, waiting for {h}"
+    text = seen(first, 2, monkeypatch) or ""
+    assert text.startswith("BW of stage 0, microbatch 0, waiting for %")
+    assert "of BW of stage 1, microbatch 0, (24, 4) torch.float64 from coordinate 1 to 0" in text
+
+
+def test_code_without_a_pipeline_names_none() -> None:
+    try:
+        raise LostError
+    except LostError as error:
+        assert doing(frame for frame, _ in traceback.walk_tb(error.__traceback__)) is None

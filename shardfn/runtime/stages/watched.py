@@ -10,6 +10,7 @@ from ... import extensions
 from ...compile.backends import Runner
 from ...mesh import group_names, ranks_of
 from ...ops.loops import inner_nodes
+from ...ops.pipeline import Pipeline
 from ...source_text import located
 from ...types import LocalProgram
 from ..arguments import Placed
@@ -48,9 +49,13 @@ def _signature(placed: Placed) -> str:
 
 
 def _sends(graph: torch.fx.Graph) -> dict[str, str]:
-    """Map each node that starts or awaits a collective to its kind, axis and line."""
+    """Map each node that starts or awaits a collective to its kind, axis and line. A pipeline
+    says itself which message it sends or awaits.
+    """
     rows = dict[str, str]()
     for node in inner_nodes(graph, once=True):
+        if isinstance(node.target, Pipeline):
+            rows[node.name] = "messages of a pipeline"
         record = node.meta.get("collective")
         if record is None:
             continue
