@@ -17,7 +17,7 @@ import shardfn as sf
 from shardfn.ops.loops import drive_loop
 from shardfn.ops.messages import Receive, Send
 from shardfn.ops.pipeline import Free, Pipeline, Run, doing
-from tests.support.pipelined import Model, gpt, placements, randn
+from tests.support.pipelined import Model, gpt, late_parameters, placements, randn
 
 ROWS, WIDTH = 24, 4
 WHOLE = ROWS * WIDTH * 8  # bytes of the activations of all microbatches
@@ -79,6 +79,17 @@ def test_tied_weights_go_up_once_and_their_gradient_comes_down_once() -> None:
     activations = 24 * 5 * 8 * 8
     whole = activations + embedding.nbytes
     assert sent(parts) == {(0, 1): whole, (1, 0): whole}
+
+
+def test_a_parameter_of_an_earlier_stage_goes_up_once_and_its_gradient_comes_home() -> None:
+    model = late_parameters()
+    once = [m for part in pipelines(model, "1f1b", 4, 3) for m in part.messages if m.action is None]
+    sent_up = [(m.source, m.target, m.aval.shape) for m in once if m.source < m.target]
+    sent_home = [(m.source, m.target, m.aval.shape) for m in once if m.source > m.target]
+    layers = zip(model.params, model.layers, strict=True)
+    wanted = [(home, 3, tuple(w.shape)) for w, home in [*layers][4:]]
+    assert sorted(sent_up) == sorted(wanted)
+    assert sorted(sent_home) == sorted((target, source, shape) for source, target, shape in wanted)
 
 
 def _is_kept(ref: Any, results: set[Any]) -> bool:

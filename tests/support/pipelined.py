@@ -256,6 +256,21 @@ def late_readers() -> Model:
     return Model(loss, params, batch, numbers)
 
 
+def late_parameters() -> Model:
+    """Late stages alone read parameters of earlier ones; ops read those of two stages."""
+    params = [*_squares(4), 1 + randn(4), randn(4), randn(4, 3), randn(4, 1), randn(4)]
+
+    def loss(params: Any, batch: Any) -> torch.Tensor:
+        h, y = batch
+        for w in params[:4]:
+            h = torch.tanh(h @ w) + h
+        h = F.group_norm(h.unsqueeze(2), 2, params[4], params[5]).squeeze(2)
+        h = h @ torch.cat(params[6:8], 1)
+        return F.mse_loss(h * params[8], y)
+
+    return Model(loss, params, _rows(), [0, 1, 2, 3, 0, 1, 2, 0, 1])
+
+
 def views() -> Model:
     """Views, masks and indices of a value of the first stage are read by later ones."""
     params = [*_squares(4), randn(4)]
@@ -370,6 +385,7 @@ MODELS = {
         mlp,
         gpt,
         late_readers,
+        late_parameters,
         views,
         shared,
         branches,

@@ -500,8 +500,14 @@ def _in_place(add: Apply) -> Apply:
     return attrs.evolve(add, node=node)
 
 
-def totals_of(body: Located, carries: int) -> Iterator[tuple[int, list[int]]]:
-    """For each sum, the stage that has it in the end, and the other stages that have terms."""
-    for j in range(carries):
-        stages = sorted({t.stage for t in body.terms if t.total == j}) or [body.last]
-        yield stages[0], stages[1:]
+def totals_of(body: Located, owners: Sequence[int | None]) -> Iterator[tuple[int, list[int]]]:
+    """For each sum, the stage that has it in the end, and the other stages that have terms.
+
+    Args:
+        body: the body, located.
+        owners: for each sum, the stage of the parameter whose gradient it is, or None.
+    """
+    for j, owner in enumerate(owners):
+        stages = {t.stage for t in body.terms if t.total == j}
+        home = min(stages, default=body.last) if owner is None else owner
+        yield home, sorted(stages - {home})

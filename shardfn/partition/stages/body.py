@@ -259,14 +259,17 @@ class Locating:
                 self.has_parameter[i].add(stage)
 
     def refuse_unread(self) -> None:
-        """Refuse parameters that only later stages read, since what they read is there.
+        """Refuse stages in the wrong order: those whose parameters only later stages read, since
+        what they meet is there. A stage that runs something sends such a parameter.
 
         Raises:
             PlacementError: names the parameters and the lines that read them.
         """
         readers: dict[int, list[Step]] = collections.defaultdict(list)
+        busy: set[int] = set()  # stages that run something of the forward
         for step, kind in self.kind_of.items():
             if kind == FORWARD:
+                busy.add(self.stage_of[step])
                 for slot in step.read:
                     for i in self.origins[slot.number].parameters:
                         readers[i].append(step)
@@ -275,11 +278,11 @@ class Locating:
             home = self.home(i)
             earliest = min(steps, key=self.stage_of.__getitem__)
             stage = self.stage_of[earliest]
-            if stage > home:
+            if stage > home and home not in busy and not isinstance(earliest, OnStage):
                 line = located(**origin_of(earliest.node)) or earliest.node.name
                 wrong.append(
                     f"{self.paths[i]} is on stage {home}, and is first read on stage {stage}, at "
-                    f"{line}, with {self.met(earliest, stage)}"
+                    f"{line}, with {self.met(earliest, stage)}: stage {home} computes nothing"
                 )
         if wrong:
             fix = (

@@ -267,7 +267,7 @@ class _Locate:
         kinds = ("F", "B", "W") if schedule.parts else ("F", "BW")
         stacked = [(slot, _stage_of_result(body, slot)) for slot in plan.outs[scan.carries :]]
         parts = Parting(body, kinds, consts, scan.carries).actions(stacked)
-        totals = [*totals_of(body, scan.carries)]
+        totals = [*totals_of(body, owned)]
         counts = consts, scan.carries
         actions = Actions(name, self.axis, paths, schedule, body, parts, totals, stacked, *counts)
         ins = [
