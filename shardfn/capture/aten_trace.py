@@ -28,6 +28,7 @@ from .drawing import draws
 from .refusals.refused_writes import OF_BODY, refuse_collectives, refuse_mutation
 from .rewrites import as_strided
 from .rewrites.in_place_ops import without_writes
+from .rewrites.padded_convolutions import join_padding
 from .rewrites.reverse_cumulative import join_flips
 
 
@@ -165,6 +166,7 @@ def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
     join_flips(graph)
     scan_residuals.simplify(graph)
     out = recompute(graph)
+    join_padding(out)
     trim_loops.trim(out)
     return out
 

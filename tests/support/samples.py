@@ -88,6 +88,21 @@ def _walked_backward(
     return call(f(*out.shape), x, w, [bias] if bias else None, *_walk(w, *walk), mask)
 
 
+def _padded_backward(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: Any,
+    before: list[int],
+    after: list[int],
+    groups: int,
+    mask: list[bool],
+) -> Sample:
+    ones = [1] * len(before)
+    settings = ones, before, after, ones, groups
+    out = torch.ops.shardfn.padded_convolution(x, w, None, *settings)
+    return call(f(*out.shape), x, w, bias, *settings, mask)
+
+
 def _pool_backward(dims: int, *shape: int) -> Sample:
     x, two, one, zero = f(*shape), [2] * dims, [1] * dims, [0] * dims
     out, index = getattr(torch.ops.aten, f"max_pool{dims}d_with_indices")(x, two, two)
@@ -363,6 +378,19 @@ CONVOLUTIONS = {
         lambda: _walked(f(2, 3, 8), f(2, 3, 2), None, 2, 0, 1, 1),
         lambda: _walked(f(2, 3, 6), f(2, 3, 1), f(2), 2, 0, 1, 1),
         lambda: _walked(f(1, 2, 3, 4, 5), f(3, 2, 3, 3, 3), None, 1, 1, 1, 1),
+    ],
+    "shardfn.padded_convolution.default": [
+        lambda: call(f(2, 3, 14), f(5, 3, 4), f(5), [1], [3], [0], [1], 1),
+        lambda: call(f(2, 6, 12), f(6, 1, 3), None, [1], [4], [0], [2], 6),
+        lambda: call(f(2, 3, 8, 5), f(4, 3, 3, 3), f(4), [1, 1], [2, 1], [0, 1], [1, 1], 1),
+    ],
+    "shardfn.padded_convolution_backward.default": [
+        lambda: _padded_backward(f(2, 3, 14), f(5, 3, 4), [5], [3], [0], 1, [True, True, True]),
+        lambda: _padded_backward(f(2, 6, 12), f(6, 1, 3), None, [2], [0], 6, [True, True, False]),
+        lambda: _padded_backward(f(2, 3, 14), f(5, 3, 4), [5], [2], [1], 1, [False, True, True]),
+        lambda: _padded_backward(
+            f(2, 3, 8, 5), f(4, 3, 3, 3), [4], [2, 1], [0, 1], 1, [True, True, True]
+        ),
     ],
     "aten.convolution_backward.default": [
         lambda: _conv_backward(f(5, 3, 4, 5), f(2, 3, 3, 3), 2, [1, 1], [True, True, True]),

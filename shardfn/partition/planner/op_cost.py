@@ -183,11 +183,28 @@ def _vectors(x: Any, _: Any) -> float:
     return 2.0 * x.numel()
 
 
+def _convolution(
+    x: Any, w: Any, _: Any, stride: Any, before: Any, after: Any, dilation: Any, groups: int
+) -> float:
+    """Count the flops of a convolution."""
+    sizes = zip(x.shape[2:], w.shape[2:], stride, before, after, dilation, strict=True)
+    rows = [(n + b + a - d * (k - 1) - 1) // s + 1 for n, k, s, b, a, d in sizes]
+    return 2.0 * x.shape[0] * math.prod(rows) * w.numel()
+
+
+def _convolution_backward(g: Any, x: Any, w: Any, *others: Any) -> float:
+    """Count the flops of the gradients of a convolution."""
+    rows = g.numel() / max(g.shape[1], 1)
+    return sum(others[-1][:2]) * 2.0 * rows * w.numel()
+
+
 # by the names of ops that torch's own counter does not know
 OWN: dict[str, Callable[..., float]] = {
     "aten::_grouped_mm": _grouped,
     "aten::mv": _vectors,
     "aten::dot": _vectors,
+    "shardfn::padded_convolution": _convolution,
+    "shardfn::padded_convolution_backward": _convolution_backward,
     "transformers::grouped_mm_fallback": _grouped,
     "transformers::grouped_mm_fallback_backward": _fallback_backward,
 }

@@ -2,17 +2,20 @@
 
 The chunks of input and result line up if the convolution makes one element of each `stride`
 elements of its input. Elements that it reads beyond a chunk are the chunk's halo. Beyond the
-ends of the mesh axis the halo is zero, which is the convolution's padding.
+ends of the mesh axis the halo is zero, which is the convolution's padding: as much on both sides,
+or of our own ops any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from ...ops.convolution import PADDED, PADDED_BACKWARD, padding_of
 from ...types import AxisPlacement
 from .. import layout
 from ..emission.graph_builder import Builder, LocalShard
@@ -24,7 +27,9 @@ aten = torch.ops.aten
 
 @attrs.frozen
 class Window:
-    """The window of a convolution along one spatial dim."""
+    """The window of a convolution along one spatial dim. `padding` is that before the dim; after
+    it there is as much as the window of the last element of the result reads.
+    """
 
     stride: int
     padding: int
@@ -80,32 +85,46 @@ def _other_strategies(
     return [batch, ("R", makes, 0, 1), (1, reads, "R", "sum")]
 
 
-def convolution(call: OpCall) -> list[Choice]:
+def _settings(args: tuple[Any, ...]) -> tuple[Any, int]:
+    """Return the stride, the padding before each dim, the dilation, and whether it is transposed;
+    and the number of groups.
+    """
+    *by_dim, is_transposed, _, groups = args
+    return (*by_dim, is_transposed), groups
+
+
+def _own_settings(args: tuple[Any, ...]) -> tuple[Any, int]:
+    """Return the same of our own ops, which have padding before and after a dim."""
+    stride, before, _, dilation, groups = args
+    return (stride, before, dilation, False), groups
+
+
+def convolution(call: OpCall, settings_of: Any = _settings) -> list[Choice]:
     """Shard a convolution over batch, channels, groups, or space with a halo."""
     (x, weight), (y,), n = call.ins[:2], call.outs, len(call.ins)
-    transposed = call.args[6]
-    groups = call.args[8]
+    settings, groups = settings_of(call.args[3:])
     choices = [replicated(call)]
     choices += [
         ((a, w, bias)[:n], (out,))
-        for a, w, bias, out in _other_strategies(x, y, transposed, groups)
+        for a, w, bias, out in _other_strategies(x, y, settings[-1], groups)
     ]
-    for d, window in _over_space(x, y, weight, call.args[3:7]):
+    for d, window in _over_space(x, y, weight, settings):
         choices.append(((layout.joined(d, window.stride, window.halo), "R", "R")[:n], (d,)))
     return choices
 
 
-def convolution_backward(call: OpCall) -> list[Choice]:
+def convolution_backward(call: OpCall, settings_of: Any = _settings) -> list[Choice]:
     """Transpose each strategy of the convolution: sharded stays sharded, replicated becomes
     Partial.
     """
-    (g, x, weight), mask = call.ins, call.args[10]
+    (g, x, weight), mask = call.ins, call.args[-1]
+    settings, groups = settings_of(call.args[4:-1])
     transpose = lambda placement: {"R": "sum", "sum": "R"}.get(placement, placement)
     some = lambda *placements: tuple(
         m for m, wanted in zip(placements, mask, strict=True) if wanted
     )
     choices = [replicated(call), (("sum", "R", "R"), some("sum", "sum", "sum"))]
-    for a, w, bias, out in _other_strategies(x, g, call.args[7], call.args[9]):
+    for a, w, bias, out in _other_strategies(x, g, settings[-1], groups):
         whole = out == "sum"  # then g is replicated, and so is the gradient of the bias
         choices.append(
             (
@@ -113,7 +132,7 @@ def convolution_backward(call: OpCall) -> list[Choice]:
                 some(transpose(a), transpose(w), "R" if whole else transpose(bias)),
             )
         )
-    for d, window in _over_space(x, g, weight, call.args[4:8]):
+    for d, window in _over_space(x, g, weight, settings):
         made = layout.joined(d, 1, window.gradient_halo if mask[0] else (0, 0))
         read = layout.joined(d, window.stride, window.halo if mask[1] else (0, 0))
         choices.append(((made, read, "R"), some(layout.joined(d, window.stride), "sum", "sum")))
@@ -254,6 +273,63 @@ def _weight_gradient(b: Builder, args: list[Any], own: Any, x: LocalShard) -> An
     return b.item(out, 1)
 
 
+def _padded(b: Builder, x: LocalShard, before: Any, after: Any) -> tuple[LocalShard, list[Any]]:
+    """Pad a shard along the dims that are not sharded. Along others its halo has the padding.
+
+    Returns:
+        The shard, and the padding before and after each dim of space.
+    """
+    is_sharded = [x.is_sharded(d) for d in range(2, len(x.shape))]
+    pads = [
+        [0 if s else n for s, n in zip(is_sharded, side, strict=True)] for side in (before, after)
+    ]
+    if not any(map(any, pads)):
+        return x, pads
+    node = b.call(aten.constant_pad_nd.default, x.node, padding_of(*pads))
+    more = [0, 0, *map(sum, zip(*pads, strict=True))]
+    shape, local = (
+        tuple(n + k for n, k in zip(sizes, more, strict=True)) for sizes in (x.shape, x.local_shape)
+    )
+    strides = layout.dense_strides(shape, layout.stride_order(x.shape, x.stride))
+    return attrs.evolve(x, node=node, shape=shape, local_shape=local, stride=strides), pads
+
+
+def _as_torchs(x: LocalShard, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments of torch's op after the tensors, for a shard that is padded along the
+    dims that are not sharded.
+    """
+    stride, before, _, dilation, groups = args
+    own = [n if x.is_sharded(d) else 0 for d, n in enumerate(before, 2)]
+    return stride, own, dilation, False, [0] * len(own), groups
+
+
+def lower_padded(
+    b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard]
+) -> Any:
+    """Convolve a rank's shards, padded where they are not sharded."""
+    x, _ = _padded(b, shards[0], *args[4:6])
+    return lower_convolution(
+        b, [x.node, *args[1:3], *_as_torchs(x, args[3:])], kwargs, [x, *shards[1:]]
+    )
+
+
+def lower_padded_backward(
+    b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard]
+) -> Any:
+    """Compute a rank's gradients, that of the input without its padding."""
+    g, own, weight = shards
+    x, pads = _padded(b, own, *args[5:7])
+    mask = args[-1]
+    torchs = [args[0], x.node, *args[2:4], *_as_torchs(x, args[4:-1]), mask]
+    out = lower_convolution_backward(b, torchs, kwargs, [g, x, weight])
+    if x is own or not mask[0]:
+        return out
+    several = isinstance(out, list)
+    first, *others = out if several else [b.item(out, k) for k, wanted in enumerate(mask) if wanted]
+    node = b.call(aten.constant_pad_nd.default, first, [-n for n in padding_of(*pads)])
+    return [b.restride(node, own.shape, own.stride), *others]
+
+
 TABLE: dict[object, Op] = {
     aten.convolution.default: Op(convolution, lower=lower_convolution, of_sizes=True),
     aten.convolution_backward.default: Op(
@@ -262,6 +338,16 @@ TABLE: dict[object, Op] = {
         local_args=_bias_sizes,
         # a rank without input channels still computes the gradient of the bias, which depends on
         # the first input alone
+        decided_by_first=True,
+        of_sizes=True,
+    ),
+    PADDED: Op(
+        functools.partial(convolution, settings_of=_own_settings), lower=lower_padded, of_sizes=True
+    ),
+    PADDED_BACKWARD: Op(
+        functools.partial(convolution_backward, settings_of=_own_settings),
+        lower=lower_padded_backward,
+        local_args=_bias_sizes,
         decided_by_first=True,
         of_sizes=True,
     ),

@@ -35,6 +35,25 @@ def conv(space: int, **walk: Any) -> Net:
     return lambda x, w, b: [F.conv1d, F.conv2d, F.conv3d][space - 1](x, w, b, **walk)
 
 
+def padded(pad: tuple[int, ...], **walk: Any) -> Net:
+    """A convolution of an input that is padded first."""
+
+    def net(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return conv(x.dim() - 2, **walk)(F.pad(x, pad), w, b)
+
+    return net
+
+
+def causal(kernel: int, dilation: int = 1, groups: int = 1) -> Net:
+    """A convolution whose input is padded before its first element."""
+    return padded((dilation * (kernel - 1), 0), dilation=dilation, groups=groups)
+
+
+def sliced(kernel: int, groups: int = 1) -> Net:
+    """The same, as the first elements of a convolution that is padded on both sides."""
+    return lambda x, w, b: F.conv1d(x, w, b, padding=kernel - 1, groups=groups)[..., : x.shape[-1]]
+
+
 # (net, image, weight): every one of them leaves chunks that line up
 NETS: dict[str, tuple[Net, tuple[int, ...], tuple[int, ...]]] = {
     "1-D": (conv(1, padding=1), (2, 3, 13), (5, 3, 3)),
@@ -46,6 +65,13 @@ NETS: dict[str, tuple[Net, tuple[int, ...], tuple[int, ...]]] = {
     "2-D, by group": (conv(2, padding=1, groups=2), (2, 4, 9, 7), (6, 2, 3, 3)),
     "2-D, every second": (conv(2, padding=1, stride=2), (2, 3, 16, 8), (5, 3, 3, 3)),
     "2-D, points alone": (conv(2, stride=2), (2, 3, 16, 8), (5, 3, 1, 1)),
+    "1-D, causal": (causal(4), (2, 3, 13), (5, 3, 4)),
+    "1-D, causal and dilated": (causal(3, dilation=2), (2, 3, 24), (5, 3, 3)),
+    "1-D, causal, by channel": (causal(4, groups=3), (2, 3, 24), (3, 1, 4)),
+    "1-D, a slice": (sliced(4), (2, 3, 13), (5, 3, 4)),
+    "1-D, a slice, of groups": (sliced(3, groups=2), (2, 4, 24), (6, 2, 3)),
+    "1-D, lopsided, every second": (padded((2, 1), stride=2), (2, 3, 24), (5, 3, 5)),
+    "2-D, causal": (padded((1, 1, 2, 0)), (2, 3, 13, 9), (5, 3, 3, 3)),
     "3-D": (conv(3, padding=1), (1, 2, 8, 5, 4), (3, 2, 3, 3, 3)),
 }
 MESHES = {
@@ -125,6 +151,10 @@ def test_the_forward_sends_the_rows_that_windows_overlap_and_nothing_else(n: int
         "2-D, every second": 1,
         "2-D, by group": 2,
         "3-D": 2,
+        "1-D, causal": 3,
+        "1-D, causal, by channel": 3,
+        "1-D, a slice": 3,
+        "2-D, causal": 2,
     }.items():
         net, image, weight = NETS[name]
         image = (image[0], image[1], 24, *image[3:])
