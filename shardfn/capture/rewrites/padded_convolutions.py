@@ -69,6 +69,8 @@ def join_padding(graph: Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=CONVOLUTION):
         x, weight, bias, *settings = args_of(node)
         padded = _padded(x, weight, settings)
+        if padded is None:
+            continue
         for made in _results(node, padded):
             after = padded.after(made.meta["val"])
             if after is not None:
@@ -123,12 +125,10 @@ def _zeros_before(x: Node, space: int) -> list[int] | None:
     return pad[: 2 * space : 2][::-1] if is_of_zeros and is_of_space else None
 
 
-def _results(node: Node, padded: Padded | None) -> Iterator[Node]:
+def _results(node: Node, padded: Padded) -> Iterator[Node]:
     """Yield the slices of a convolution that are its first elements along a dim of space, and
     itself if its input is padded.
     """
-    if padded is None:
-        return
     for user in list(node.users):
         if user.target is aten.slice.Tensor and _is_first(*args_of(user)[1:]):
             yield user
