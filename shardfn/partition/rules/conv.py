@@ -8,7 +8,6 @@ or of our own ops any.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -137,6 +136,16 @@ def convolution_backward(call: OpCall, settings_of: Any = _settings) -> list[Cho
         read = layout.joined(d, window.stride, window.halo if mask[1] else (0, 0))
         choices.append(((made, read, "R"), some(layout.joined(d, window.stride), "sum", "sum")))
     return choices
+
+
+def padded_convolution(call: OpCall) -> list[Choice]:
+    """Shard our convolution as torch's."""
+    return convolution(call, _own_settings)
+
+
+def padded_convolution_backward(call: OpCall) -> list[Choice]:
+    """Shard its gradients as those of torch's."""
+    return convolution_backward(call, _own_settings)
 
 
 def _bias_sizes(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
@@ -341,11 +350,9 @@ TABLE: dict[object, Op] = {
         decided_by_first=True,
         of_sizes=True,
     ),
-    PADDED: Op(
-        functools.partial(convolution, settings_of=_own_settings), lower=lower_padded, of_sizes=True
-    ),
+    PADDED: Op(padded_convolution, lower=lower_padded, of_sizes=True),
     PADDED_BACKWARD: Op(
-        functools.partial(convolution_backward, settings_of=_own_settings),
+        padded_convolution_backward,
         lower=lower_padded_backward,
         local_args=_bias_sizes,
         decided_by_first=True,
