@@ -20,6 +20,7 @@ kernelspec:
 ---
 
 """
+UNSEARCHED = "---\nno-search: true\n---\n\n"  # a log has all words
 RUN = re.compile(r"^```python$", re.MULTILINE)
 OUTPUT = re.compile(r"^```output\n.*?^```\n", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
@@ -47,6 +48,8 @@ def page(docname: str, text: str, names: Collection[str]) -> str:
     """
     if docname.startswith(REFERENCE):
         return text
+    if docname.startswith("logs/"):
+        return UNSEARCHED + text
     if docname in TREES:
         text = with_tree(text)
     if docname.startswith(NAMING):
