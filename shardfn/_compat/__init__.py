@@ -126,6 +126,7 @@ from .dynamo.value_checks import check_passed
 from .fakes.zeros import write_out_zeros
 from .inductor import (
     Integer,
+    Source,
     generated_code,
     inductor,
     keep_effects,
@@ -338,6 +339,7 @@ __all__ = [
     "in_backward",
     "in_body",
     "in_dual_level",
+    "Source",
     "inductor",
     "inference_off",
     "innermost_level",

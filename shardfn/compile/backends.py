@@ -19,6 +19,7 @@ from .native import load_native
 from .once import compiled_once, key_of
 from .op_by_op import op_by_op
 from .recomputed import recompute_cheap_values
+from .repeats import known, outline
 from .separate import separate
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list
@@ -88,14 +89,22 @@ def _run_inductor(
     graph: torch.fx.GraphModule, donated: Sequence[int], checked: Sequence[int]
 ) -> Runner:
     """Compile a graph with Inductor, without looking in a cache."""
-    fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    return _compat.inductor(
-        WithRecordedStrides(higher_order.unbind_graphs(graph)).run,
-        fakes,
-        lambda lowered: separate(lowered, donated),
-        custom_collective_ops(),
-        checked,
-    )
+    program, kinds = outline(graph.graph)
+    sources = {number: _source(kind.graph) for number, kind in kinds.items()}
+    with known(kinds):
+        return _compat.inductor(
+            _source(program, donated), custom_collective_ops(), checked, sources
+        )
+
+
+def _source(graph: torch.fx.Graph, donated: Sequence[int] = ()) -> _compat.Source:
+    """Return a graph as what Inductor compiles: its results share memory with donated inputs at
+    most.
+    """
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    fakes = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+    run = WithRecordedStrides(higher_order.unbind_graphs(module)).run
+    return _compat.Source(run, fakes, lambda lowered: separate(lowered, donated))
 
 
 def _compile_body(graph: torch.fx.Graph, sums: dict[int, int]) -> Runner:
