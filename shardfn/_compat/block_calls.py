@@ -69,10 +69,10 @@ def _call_class() -> Any:
             """Lower a call, and the block if this is its first call."""
             from torch._inductor.lowering import constrain_to_fake_tensor
 
-            graph = V.graph
-            name = f"block_{number}"
+            graph, bodies = V.graph, _BODIES.get()
+            name = f"block_{list(bodies).index(number)}"
             if name not in graph.seen_subgraphs:
-                body = _BODIES.get()[number]
+                body = bodies[number]
                 subgraph = ir.Subgraph(name=name, graph_module=body)
                 subgraph.graph = graph.make_subgraph(body, examples, name)
                 with V.set_graph_handler(subgraph.graph):
