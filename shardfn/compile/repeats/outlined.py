@@ -98,6 +98,8 @@ class _Repeats:
     def take(self, windows: Windows) -> Sequence[Span]:
         """Take the windows whose blocks are equal in all that their ops read."""
         nodes = self._trimmed(windows)
+        if not nodes:
+            return []
         kinds: dict[Any, list[Block]] = {}
         for start in windows.starts:
             block = block_of(self.nodes[start : start + nodes], self.value_texts)
@@ -121,12 +123,14 @@ class _Repeats:
     def writes(self, block: Block) -> Writes:
         """Return the values of a block that its end may write into donated operands."""
         operands = {block.values[k]: k for k in block.operands}
+        inside = set(block.nodes)
         end = self.position[block.nodes[-1]]
         found = []
         for k, node in enumerate(block.values):
-            copy = next(iter(node.users), None)
-            if k in block.operands or len(node.users) != 1 or copy is None:
+            outside = [user for user in node.users if user not in inside]
+            if k in block.operands or len(outside) != 1:
                 continue
+            (copy,) = outside
             if copy.target is not aten.copy_.default or copy.args[1] is not node:
                 continue
             into = copy.args[0]
@@ -207,5 +211,5 @@ class _Rewriting:
             self.made[node] = self.new.call_function(getitem, (call, k))
             self.made[node].meta = dict(node.meta)
         for operand, number in writes:
-            (copy,) = block.values[number].users
+            copy = next(x for x in block.values[number].users if x.target is aten.copy_.default)
             self.made[copy] = self.value(block.values[operand])
