@@ -64,6 +64,11 @@ def _call_class() -> Any:
             )
             return ir.MultiOutput(own, self, [(list, k)], skip_size_stride_alignment_checks=True)
 
+        def codegen(self, wrapper: Any) -> None:
+            """Write the call, and before the first one the function."""
+            operands = [x.codegen_reference() for x in self.inputs]
+            wrapper.codegen_subgraph(self.subgraph, operands, self.get_name())
+
         @classmethod
         def of(cls, number: int, operands: Sequence[Any], written: int, examples: Any) -> Any:
             """Lower a call, and the block if this is its first call."""
