@@ -38,15 +38,12 @@ def known(kinds: Mapping[int, Kind]) -> Iterator[None]:
         _KINDS.reset(token)
 
 
-@torch.library.custom_op("shardfn::call_block", mutates_args={"written"})
-def call_block(
-    read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], number: int
-) -> list[torch.Tensor]:
-    """Run a block on its operands. Inductor's code calls the function of its kind instead."""
-    raise AssertionError("only compiled code calls a block")
+_LIBRARY = torch.library.Library("shardfn", "FRAGMENT")
+_LIBRARY.define("call_block(Tensor[] read, Tensor(a!)[] written, int number) -> Tensor[]")
+CALL = torch.ops.shardfn.call_block.default
 
 
-@call_block.register_fake
+@torch.library.register_fake("shardfn::call_block", lib=_LIBRARY)
 def _(
     read: Sequence[torch.Tensor], written: Sequence[torch.Tensor], number: int
 ) -> list[torch.Tensor]:
@@ -54,6 +51,3 @@ def _(
         torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
         for x in _KINDS.get()[number].results
     ]
-
-
-CALL = torch.ops.shardfn.call_block.default
