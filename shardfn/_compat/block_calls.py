@@ -31,8 +31,9 @@ def calling(bodies: Bodies) -> Iterator[None]:
 def prepared(body: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
     """Run the passes that Inductor runs on a whole program on the graph of a block, in place."""
     from torch._inductor import compile_fx
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
 
-    compile_fx.view_to_reshape(body)
+    view_to_reshape(body)
     compile_fx.fake_tensor_prop(body, list(inputs))
     compile_fx.record_original_output_strides(body)
     compile_fx._recursive_post_grad_passes(body, is_inference=True)
@@ -100,7 +101,7 @@ def lower_call(read: Sequence[Any], written: Sequence[Any], number: int) -> list
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
-    nodes = [*V.graph.current_node.args[0], *V.graph.current_node.args[1]]
-    examples = [node.meta["val"] for node in nodes]
+    nodes: Any = V.graph.current_node.args
+    examples = [node.meta["val"] for node in (*nodes[0], *nodes[1])]
     call = _call_class().of(number, [*read, *written], len(written), examples)
     return [ir.TensorBox.create(x) for x in call.outputs]

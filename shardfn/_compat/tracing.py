@@ -341,7 +341,7 @@ def traced_again(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) ->
         return torch.fx.Interpreter(graph).run(*inputs)
     *nodes, output = graph.graph.nodes
     feed = iter(slots)
-    made = {node: next(feed) for node in nodes if node.op == "placeholder"}
+    made: dict[Any, Any] = {node: next(feed) for node in nodes if node.op == "placeholder"}
     for node in nodes:
         if node not in made:
             made[node] = mode.tracer.graph.node_copy(node, made.__getitem__)
