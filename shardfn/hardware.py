@@ -261,9 +261,9 @@ def links_of(links: Mapping[str, Link] | None, axes: Sequence[str]) -> Mapping[s
 # The shares that torchtitan's runs of Llama 3 8B on 8 cards reach, see docs/time-model.md. Those of
 # products and memory are fitted, those of attention and links are published.
 FITTED = Efficiency(
-    product8=0.413,
-    product16=0.465,
-    product32=0.465,
+    product8=0.457,
+    product16=0.501,
+    product32=0.501,
     attention=0.35,
     memory=0.7,
     link=0.71,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .fit import fitted
-from .table import TABLES
+from .table import TABLES, Row
 
 PAGE = Path("docs/time-model.md")
 HEAD = """\
@@ -28,25 +28,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     is_met = True
     for title, rows in TABLES.items():
-        lines = [HEAD]
         print(f"\n{title}\n{HEAD}", flush=True)
         for row in rows:
             if args.only in row.name:
                 line, met = row.text()
                 is_met = is_met and (met or bool(row.note))
-                lines.append(line)
                 print(line, flush=True)
-        if args.write:
-            write(title, "\n".join(lines))
+                if args.write:
+                    write(title, row, line)
     return 0 if is_met else 1
 
 
-def write(title: str, table: str) -> None:
-    """Replace a table of the page."""
+def write(title: str, row: Row, line: str) -> None:
+    """Write a line to its place in a table of the page. Lines of rows that are no more go."""
     begin, end = f"<!-- table of {title} -->\n", f"<!-- end of {title} -->"
     before, rest = PAGE.read_text().split(begin)
-    _, after = rest.split(end)
-    PAGE.write_text(f"{before}{begin}{table}\n{end}{after}")
+    table, after = rest.split(end)
+    places = [x.key for x in TABLES[title]]
+    lines = {_key(x): x for x in table.splitlines()[2:]}
+    lines[row.key] = line
+    found = [lines[x] for x in places if x in lines]
+    text = "\n".join([HEAD, *found])
+    PAGE.write_text(f"{before}{begin}{text}\n{end}{after}")
+
+
+def _key(line: str) -> tuple[str, ...]:
+    """Return what a line has before what is predicted."""
+    return tuple(x.strip() for x in line.split("|")[1:4])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ bfloat16, fully sharded, with or without tensor and sequence parallelism.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -17,12 +18,15 @@ from shardfn import P
 
 Tensor = torch.Tensor
 Params = dict[str, Any]
+Links = Mapping[str, sf.Link] | None
 SAVED = "saved"
 SCATTERED = P("dp", "tp")
 # torchtitan's selective recomputation, `op`: attention and every second product are saved
 SELECTIVE = sf.checkpoint_policies.save_only_these_names(SAVED)
 FULL = sf.checkpoint_policies.nothing_saveable
 NONE = sf.checkpoint_policies.everything_saveable
+save = functools.partial(sf.checkpoint_name, name=SAVED)
+ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @attrs.frozen
@@ -50,6 +54,8 @@ class Run:
         is_stacked: whether one scan runs the layers. Otherwise they are written out.
         backend: "inductor" or "aten".
         updates: whether AdamW updates the parameters. Otherwise the step is the gradient alone.
+        holds: whether the last product of a layer stays until its backward, which does not read it,
+            as with torch's selective recomputation in eager mode.
     """
 
     model: Llama
@@ -61,6 +67,7 @@ class Run:
     is_stacked: bool = False
     backend: str = "inductor"
     updates: bool = False
+    holds: bool = False
 
     @property
     def tokens(self) -> int:
@@ -77,24 +84,18 @@ def normed(x: Tensor, w: Tensor) -> Tensor:
     return (x * scale).to(x.dtype) * w
 
 
-def heads_of(x: Tensor, p: Params, gather: Any) -> tuple[Tensor, ...]:
-    """Queries, keys and values, by head."""
-    x = gather(normed(x, p["n1"]))
+def attended(x: Tensor, p: Params) -> Tensor:
+    """Causal attention. Its results have names, as one of them is no result of torch's function."""
     heads, groups = (p[name].shape[-1] // HEAD for name in ("wq", "wk"))
-    save = functools.partial(sf.checkpoint_name, name=SAVED)
     q = save(x @ p["wq"]).unflatten(-1, (heads, HEAD)).transpose(1, 2)
     k = (x @ p["wk"]).unflatten(-1, (groups, HEAD)).transpose(1, 2)
     v = save(x @ p["wv"]).unflatten(-1, (groups, HEAD)).transpose(1, 2)
-    k = k.repeat_interleave(heads // groups, 1)
-    return turned(q), turned(k), v.repeat_interleave(heads // groups, 1)
-
-
-def behind_attention(x: Tensor, attended: Tensor, p: Params, gather: Any, scatter: Any) -> Tensor:
-    """The rest of a layer."""
-    x = x + scatter(attended.transpose(1, 2).flatten(2) @ p["wo"])
-    h = gather(normed(x, p["n2"]))
-    gate = F.silu(sf.checkpoint_name(h @ p["wg"], SAVED))
-    return x + scatter((gate * (h @ p["wu"])) @ p["wd"])
+    k, v = (
+        turned(k).repeat_interleave(heads // groups, 1),
+        v.repeat_interleave(heads // groups, 1),
+    )
+    out, _ = save(ATTENTION(turned(q), k, v, 0.0, True))
+    return out.transpose(1, 2).flatten(2) @ p["wo"]
 
 
 @sf.custom_vjp
@@ -116,16 +117,29 @@ def as_it_is(x: Tensor) -> Tensor:
     return x
 
 
+@sf.custom_vjp
+def held(x: Tensor) -> Tensor:
+    """Let a value stay until its backward."""
+    return x
+
+
+held.defvjp(lambda x: (x, x), lambda x, g: (g + 0 * x,))
+
+
 def layer(x: Tensor, p: Params, run: Run) -> Tensor:
     """A layer. Under tensor parallelism its products see gathered sequences, and norms scattered
-    ones. Attention itself is computed again by the policy FULL alone.
+    ones.
     """
     gather, scatter = (gathered, scattered) if run.tp > 1 else (as_it_is, as_it_is)
-    policy = NONE if run.policy == FULL else run.policy
-    before = sf.checkpoint(functools.partial(heads_of, gather=gather), policy=policy)
-    behind = functools.partial(behind_attention, gather=gather, scatter=scatter)
-    attended = F.scaled_dot_product_attention(*before(x, p), is_causal=True)
-    return sf.checkpoint(behind, policy=policy)(x, attended, p)
+    x = x + scatter(attended(gather(normed(x, p["n1"])), p))
+    h = gather(normed(x, p["n2"]))
+    y = (F.silu(save(h @ p["wg"])) * (h @ p["wu"])) @ p["wd"]
+    return x + scatter(held(save(y)) if run.holds else y)
+
+
+def checkpointed(x: Tensor, p: Params, run: Run) -> Tensor:
+    """A layer whose backward computes again what the policy does not save."""
+    return sf.checkpoint(functools.partial(layer, run=run), policy=run.policy)(x, p)
 
 
 def logits_of(x: Tensor, head: Tensor) -> Tensor:
@@ -133,12 +147,12 @@ def logits_of(x: Tensor, head: Tensor) -> Tensor:
     return x @ head
 
 
-def seconds(step: Any, hardware: sf.Hardware) -> float:
+def seconds(step: Any, hardware: sf.Hardware, links: Links = None) -> float:
     """The time of a step whose head is in 16 bits even if other products are in 8."""
-    time = step.time(hardware)
+    time = step.time(hardware, links)
     if not hardware.float8:
         return time.total
-    wide = step.time(attrs.evolve(hardware, float8=False))
+    wide = step.time(attrs.evolve(hardware, float8=False), links)
     return time.total + _of_head(wide) - _of_head(time)
 
 
@@ -150,19 +164,29 @@ def _of_head(time: Any) -> float:
     return sum(rows)
 
 
+def embedded(params: Params, tokens: Tensor, run: Run) -> Tensor:
+    """The embedded tokens."""
+    x = F.embedding(tokens, params["emb"])
+    return scattered(x) if run.tp > 1 else x
+
+
+def loss_of(x: Tensor, params: Params, tokens: Tensor, run: Run) -> Tensor:
+    """The loss, from what the last layer gives."""
+    x = normed(x, params["n"])
+    logits = logits_of(gathered(x) if run.tp > 1 else x, params["head"])
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+
 def loss(params: Params, tokens: Tensor, run: Run) -> Tensor:
     """The loss of a Llama."""
-    gather, scatter = (gathered, scattered) if run.tp > 1 else (as_it_is, as_it_is)
-    one = functools.partial(layer, run=run)
-    one = sf.checkpoint(one, policy=FULL) if run.policy == FULL else one
-    x = scatter(F.embedding(tokens, params["emb"]))
+    one = functools.partial(checkpointed, run=run)
+    x = embedded(params, tokens, run)
     if run.is_stacked:
         x, _ = sf.scan(lambda x, p: (one(x, p), None), x, params["layers"])
     else:
         for p in params["layers"]:
             x = one(x, p)
-    logits = logits_of(gather(normed(x, params["n"])), params["head"])
-    return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+    return loss_of(x, params, tokens, run)
 
 
 def shapes(run: Run) -> Params:
@@ -233,9 +257,9 @@ class Line:
     few: tuple[int, int]
     steps: tuple[Any, Any]
 
-    def seconds(self, hardware: sf.Hardware) -> float:
+    def seconds(self, hardware: sf.Hardware, links: Links = None) -> float:
         """The time of a step."""
-        first, second = (seconds(step, hardware) for step in self.steps)
+        first, second = (seconds(step, hardware, links) for step in self.steps)
         return first + (self.layers - self.few[0]) * (second - first) / (self.few[1] - self.few[0])
 
 

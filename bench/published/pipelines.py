@@ -5,6 +5,7 @@ stacked, one scan a stage.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,10 @@ from shardfn import P
 
 from .llama import gathered, scattered
 
-AXES = ("pp", "dp", "tp")
+Tensor = torch.Tensor
+Function = Callable[[Tensor], Tensor]
+Axes = str | tuple[str, ...] | None
+BALANCED = P("dp", sf.zigzag("cp"))
 
 
 @attrs.frozen
@@ -32,6 +36,8 @@ class Stages:
         dp: ranks of data parallelism. Parameters are gathered once a step.
         tp: ranks of tensor parallelism.
         remat: whether the backward computes layers again.
+        cp: ranks of each sequence, balanced for causal attention. Its layers have no sequence
+            parallelism beside it: they reduce over tp what others scatter and gather.
     """
 
     sizes: Sizes
@@ -40,34 +46,52 @@ class Stages:
     dp: int
     tp: int
     remat: bool = True
+    cp: int = 1
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The axes of the mesh, with their sizes."""
+        every = dict(pp=self.schedule.coordinates, dp=self.dp, cp=self.cp, tp=self.tp)
+        return {name: n for name, n in every.items() if name != "cp" or n > 1}
 
     @property
     def tokens(self) -> float:
         """Tokens of a step for each GPU."""
-        return (
-            self.sizes.batch * self.sizes.context / (self.schedule.coordinates * self.dp * self.tp)
-        )
+        return self.sizes.batch * self.sizes.context / math.prod(self.axes.values())
 
 
-def layer(x: torch.Tensor, p: dict[str, torch.Tensor]) -> torch.Tensor:
+def balanced(x: Tensor) -> Tensor:
+    """Keep a shard of each sequence."""
+    return sf.constrain(x, BALANCED)
+
+
+def layer(x: Tensor, p: dict[str, Tensor], gather: Function, scatter: Function) -> Tensor:
     """A layer under sequence parallelism, as torchtitan runs it."""
-    x = x + scattered(attended(gathered(normed(x, p["n1"])), p))
-    h = gathered(normed(x, p["n2"]))
-    return x + scattered((F.silu(h @ p["wg"]) * (h @ p["wu"])) @ p["wd"])
+    x = x + scatter(attended(gather(normed(x, p["n1"])), p))
+    h = gather(normed(x, p["n2"]))
+    return x + scatter((F.silu(h @ p["wg"]) * (h @ p["wu"])) @ p["wd"])
 
 
-def loss(params: Any, tokens: torch.Tensor, remat: bool) -> torch.Tensor:
+def loss(params: Any, tokens: Tensor, run: Stages) -> Tensor:
     """The loss of a Llama whose layers are stacked, one stack a stage."""
-    one = sf.checkpoint(layer) if remat else layer
-    x = scattered(F.embedding(tokens, params["emb"]))
+    gather, scatter = (gathered, scattered) if run.cp == 1 else (balanced, balanced)
+    one = functools.partial(layer, gather=gather, scatter=scatter)
+    one = sf.checkpoint(one) if run.remat else one
+    x = scatter(F.embedding(tokens, params["emb"]))
     for stack in params["stacks"]:
         x, _ = sf.scan(lambda carry, p: (one(carry, p), None), x, stack)
-    logits = gathered(normed(x, params["n"])) @ params["head"]
+    logits = gather(normed(x, params["n"])) @ params["head"]
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 
+def layers_of_stages(stages: int, layers: int) -> list[int]:
+    """The layers of each stage. The first and the last have the fewest, as with torchtitan."""
+    fewest, rest = divmod(layers, stages)
+    return [fewest + (1 <= s <= rest) for s in range(stages)]
+
+
 def shapes(stages: int, sizes: Sizes, layers: int) -> tuple[Any, sf.ShapeDtype]:
-    """The parameters and the tokens. The first stage and the last have the fewest layers."""
+    """The parameters and the tokens."""
     of = lambda *shape: sf.ShapeDtype(shape, sizes.dtype)
     width, keys = sizes.width, sizes.groups * HEAD
     one = dict(
@@ -81,19 +105,18 @@ def shapes(stages: int, sizes: Sizes, layers: int) -> tuple[Any, sf.ShapeDtype]:
         wu=(width, sizes.inner),
         wd=(sizes.inner, width),
     )
-    fewest, rest = divmod(layers, stages)
-    counts = [fewest + (1 <= s <= rest) for s in range(stages)]
+    counts = layers_of_stages(stages, layers)
     stacks = [{name: of(n, *shape) for name, shape in one.items()} for n in counts]
     head = of(width, sizes.words)
     params = dict(emb=of(sizes.words, width), stacks=stacks, n=of(width), head=head)
     return params, sf.ShapeDtype((sizes.batch, sizes.context), torch.int64)
 
 
-def placements(stages: int, coordinates: int, dp: str | None) -> Any:
+def placements(stages: int, coordinates: int, dp: Axes) -> Any:
     """Parameters on their stages, tensor parallel, and fully sharded over an axis."""
     at = [sf.Stage(s % coordinates, s // coordinates) for s in range(stages)]
     columns, rows = (None, dp, "tp"), (None, "tp", dp)
-    one: dict[str, tuple[str | None, ...]] = dict(
+    one: dict[str, tuple[Axes, ...]] = dict(
         n1=(), n2=(), wq=columns, wk=columns, wv=columns, wo=rows, wg=columns, wu=columns, wd=rows
     )
     stacks = [{name: P(*parts, pp=k) for name, parts in one.items()} for k in at]
@@ -106,9 +129,9 @@ def step_by(run: Stages) -> Callable[..., Any]:
     """
     schedule = run.schedule
     gathered = placements(schedule.stages, schedule.coordinates, None)
-    one = functools.partial(loss, remat=run.remat)
+    one = functools.partial(loss, run=run)
 
-    def step(params: Any, tokens: torch.Tensor) -> Any:
+    def step(params: Any, tokens: Tensor) -> Any:
         whole = sf.tree_map(sf.constrain, params, gathered)
         return sf.pipelined_grad(one, schedule.microbatches, schedule=schedule)(whole, tokens)
 
@@ -117,10 +140,10 @@ def step_by(run: Stages) -> Callable[..., Any]:
 
 def lowered(run: Stages) -> Any:
     """The step, lowered for rank 0."""
-    stages, coordinates = run.schedule.stages, run.schedule.coordinates
-    with sf.fake_world(coordinates * run.dp * run.tp, numerics=False):
-        mesh = sf.make_mesh((coordinates, run.dp, run.tp), AXES)
-        sharded = placements(stages, coordinates, "dp")
-        specs = (sharded, P("dp")), (P(), sharded)
+    stages, axes = run.schedule.stages, run.axes
+    with sf.fake_world(math.prod(axes.values()), numerics=False):
+        mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
+        sharded = placements(stages, axes["pp"], ("dp", "cp") if run.cp > 1 else "dp")
+        specs = (sharded, P("dp") if run.cp == 1 else BALANCED), (P(), sharded)
         step = sf.shard(step_by(run), mesh, *specs, planner="greedy")
         return step.lower(*shapes(stages, run.sizes, run.layers))

@@ -74,10 +74,12 @@ class Clock:
         self.runs: dict[torch.fx.Graph, GraphRun] = {}  # of graphs that start while nothing is sent
         self.seconds: dict[torch.fx.Node, float] = {}
 
-    def send(self, record: Collective) -> float:
+    def send(self, node: torch.fx.Node) -> float:
         """Return the seconds of a collective on a link that nothing else uses."""
+        record: Collective = node.meta["collective"]
         link, n = self.links[record.axis], self.sizes[record.axis]
-        return link.send(record.kind, record.nbytes, n)
+        is_in_8_bits = self.hardware.float8 and op_cost.is_gathered_in_8_bits(node)
+        return link.send(record.kind, record.nbytes / 2 if is_in_8_bits else record.nbytes, n)
 
     def message(self, send: Send) -> float:
         """Return the seconds of a message."""
@@ -215,9 +217,9 @@ class Rank:
             self.record.starts[node.name] = self.now - self.record.start
             record = node.meta.get("collective")
             if record is not None and mail is not None and record.axis == self.clock.stage_axis:
-                sent[node] = record, (yield from self._meet(record, mail))
+                sent[node] = record, (yield from self._meet(node, mail))
             elif record is not None:
-                sent[node] = record, self._start(record)
+                sent[node] = record, self._start(node)
             elif node.target is op_cost.WAIT:
                 if node.args[0] in sent:
                     self._wait(*sent.pop(node.args[0]))
@@ -238,21 +240,22 @@ class Rank:
             self._add(Event(name, COMPUTE, self.now, seconds, **origin_of(node)))
             self.now += seconds
 
-    def _start(self, record: Collective) -> Sending:
+    def _start(self, node: torch.fx.Node) -> Sending:
         """Start a collective."""
-        latency = self.clock.links[record.axis].latency
-        sending = Sending(latency, self.clock.send(record) - latency)
-        self.links.start(record.axis, sending, self.now)
+        axis = node.meta["collective"].axis
+        latency = self.clock.links[axis].latency
+        sending = Sending(latency, self.clock.send(node) - latency)
+        self.links.start(axis, sending, self.now)
         return sending
 
-    def _meet(self, record: Collective, mail: Mail) -> Generator[None, None, Sending]:
+    def _meet(self, node: torch.fx.Node, mail: Mail) -> Generator[None, None, Sending]:
         """Start a collective over the stages' axis when all coordinates are ready for it."""
         number = self.meetings
         self.meetings += 1
         mail.meet(number, self.coordinate, max(self.now, self.free))
         while (start := mail.start_of(number)) is None:
             yield
-        self.free = start + self.clock.send(record)
+        self.free = start + self.clock.send(node)
         return Sending(0.0, 0.0, start, self.free)
 
     def _wait(self, record: Collective, sending: Sending) -> None:

@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry
 
 from ...capture.annotations import RECOMPUTED
+from ...collectives import ALL_GATHER
 from ...hardware import H100, SENT, Hardware
 from ...ops.loops import Loop, Scan, While
 from .. import rules
@@ -32,6 +33,8 @@ ATTENTION = {
     "aten::_scaled_dot_product_fused_attention_overrideable_backward": 13,
 }
 WAIT = torch.ops._c10d_functional.wait_tensor.default
+COPIES = {torch.ops.aten.clone.default, torch.ops.aten.cat.default}  # of gathered values
+IN_16_BITS = {torch.bfloat16, torch.float16}
 
 
 def seconds(node: Node, hardware: Hardware) -> float:
@@ -51,13 +54,40 @@ def seconds(node: Node, hardware: Hardware) -> float:
 def _float8_seconds(node: Node, count: float, hardware: Hardware) -> float:
     """Estimate the time of a product of 16 bits that runs in 8: each operand is read for its
     greatest value, read again and written in 8 bits; the product reads that. Products of one
-    phase that read the same value share its cast.
+    phase that read the same value share its cast. What products alone gather is cast before.
     """
-    operands = [(nbytes(x.meta.get("val")), _readers(x, node)) for x in node.all_input_nodes]
-    moved = sum(size for size, _ in operands) / 2 + nbytes(node.meta["val"])
-    to_cast = sum(2.5 * size / readers for size, readers in operands)
+    inputs = node.all_input_nodes
+    moved = sum(nbytes(x.meta.get("val")) for x in inputs) / 2 + nbytes(node.meta["val"])
+    to_cast = sum(2.5 * _cast_bytes(x) / _readers(x, node) for x in inputs)
     cast = hardware.compute(0.0, to_cast, torch.bfloat16)
     return cast + hardware.compute(count, moved, torch.float8_e4m3fn)
+
+
+def is_gathered_in_8_bits(node: Node) -> bool:
+    """Return whether an op gathers a value of 16 bits that products alone read, so that a program
+    whose products run in 8 bits casts it before.
+    """
+    record, value = node.meta.get("collective"), node.meta.get("val")
+    if record is None or record.kind != ALL_GATHER or value.dtype not in IN_16_BITS:
+        return False
+    readers, queue = [], [node]
+    while queue:
+        for user in queue.pop().users:
+            (queue if _is_copy(user) else readers).append(user)
+    return bool(readers) and all(x.op == "call_function" and _products(x) > 0 for x in readers)
+
+
+def _cast_bytes(x: Node) -> float:
+    """Return the bytes of an operand that a rank casts: of one that is gathered, its shard."""
+    while _is_copy(x):
+        x = x.all_input_nodes[0]
+    own = x.all_input_nodes[0] if is_gathered_in_8_bits(x) else x
+    return nbytes(own.meta.get("val"))
+
+
+def _is_copy(node: Node) -> bool:
+    """Return whether a node is a view, or a copy in another order of its elements."""
+    return node.op == "call_function" and (is_alias(node) or node.target in COPIES)
 
 
 def _readers(x: Node, product: Node) -> int:
@@ -105,15 +135,22 @@ def flops(node: Node) -> float:
 
 
 def model_flops(node: Node) -> float:
-    """Count the operations that a model needs, as papers count them: all pairs of a causal
-    attention, and four products in its backward, which runs five. A recomputation is not needed.
+    """Count the operations that a model needs. A recomputation is not needed."""
+    return 0.0 if is_recomputed(node) else flops_as_published(node)
+
+
+def flops_as_published(node: Node) -> float:
+    """Count operations as papers do: all pairs of a causal attention, and four products in its
+    backward, which runs five.
     """
-    is_again = node.meta.get("is_recomputed") or RECOMPUTED in (node.meta.get("custom") or {})
-    if is_again:  # in a rank's program, or in the global one
-        return 0.0
     if is_attention(node):
         return _attention(node, 4 if _is_backward(node) else 2)
     return _products(node)
+
+
+def is_recomputed(node: Node) -> bool:
+    """Return whether an op of a rank's program, or of the global one, computes a value again."""
+    return bool(node.meta.get("is_recomputed")) or RECOMPUTED in (node.meta.get("custom") or {})
 
 
 def _products(node: Node) -> float:
