@@ -136,10 +136,12 @@ def _compile_symbolic(
     ints = formulas.at(symbols.sizes)
     inputs = _symbolic_inputs(graph.graph, symbols, ints)
     arguments = arguments_with(graph.graph, skeleton, ints)
-    source = _compat.Source(
-        _compat.Sized(graph, arguments).run, inputs, lambda lowered: separate(lowered, donated)
+    runner = _compat.inductor(
+        _compat.Sized(graph, arguments).run,
+        inputs,
+        lambda lowered: separate(lowered, donated),
+        custom_collective_ops(),
     )
-    runner = _compat.inductor(source, custom_collective_ops())
     return SymbolicProgram(formulas, symbols.conditions(inputs), runner)
 
 

@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from ..partition import plan
-from ..partition.propagate import run_walk
+from ..partition.propagate import run_walk, within_a_stage
 from ..partition.propagation.values import NO_ADVICE, Placed
 from ..partition.propagation.walk import Walk
 from ..partition.rule_api.strategy import OpCall
@@ -115,6 +115,7 @@ def weighed_strategies(
 
     The arguments are those of `propagate`, and the advice that its plan followed.
     """
+    _, axes, ins, outs = within_a_stage(program, axes, in_placements, out_marks)
     walk = _RecordingWalk(axes, program.name, advice)
-    run_walk(walk, program, in_placements, out_marks, unreduced)
+    run_walk(walk, program, ins, outs, unreduced)
     return walk.ranked

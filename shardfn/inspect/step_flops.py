@@ -5,15 +5,17 @@ its model needs them.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import attrs
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from ..hardware import Hardware
 from ..ops.loops import Branch, Loop, Scan, loop_of
 from ..ops.pipeline import Pipeline
+from ..ops.placement import AFTER
 from ..partition.planner import op_cost
 
 SLACK = 1 + 1e-9  # of sums in another order
@@ -43,35 +45,64 @@ def step_flops(graph: Graph, hardware: Hardware) -> StepFlops:
     a cond as the branch that runs more.
 
     Args:
-        graph: of one rank.
+        graph: of one rank, or of the global program.
         hardware: whose peaks count.
     """
     run = model = run_at_peak = model_at_peak = 0.0
+    again = _recomputed_only(graph)
     for node, times in _nodes(graph, 1):
         flops = times * op_cost.flops(node)
         if flops:
-            needed, peak = times * op_cost.model_flops(node), hardware.peak(_dtype(node))
+            is_needed = node in again or not op_cost.is_recomputed(node)
+            needed = times * op_cost.flops_as_published(node) if is_needed else 0.0
+            peak = hardware.peak(_dtype(node))
             run, model = run + flops, model + needed
             run_at_peak += flops / peak
             model_at_peak += needed / peak
     return StepFlops(run, model, run_at_peak, model_at_peak)
 
 
-def with_share(own: StepFlops, whole: Graph, ranks: int, hardware: Hardware) -> StepFlops:
-    """Return the operations of a rank, with its share of those that the model needs: what several
+def with_shares(
+    own: Sequence[StepFlops], whole: Graph, ranks: int, hardware: Hardware
+) -> list[StepFlops]:
+    """Return the operations of ranks, with their shares of those that the model needs: what several
     ranks compute alike is needed once.
 
     Args:
-        own: the operations of the rank's program.
+        own: the operations of the program of each coordinate of a pipeline, or of the one program
+            of all ranks.
         whole: the program of all ranks, on global tensors. Where it has fewer operations than the
-            rank runs, or more than all ranks do, it says nothing, as with code of one rank.
-        ranks: how many there are.
+            programs run, or more than all ranks do, it says nothing, as with code of one rank.
+        ranks: how many run each program.
         hardware: whose peaks count.
     """
-    every = step_flops(whole, hardware)
-    if not own.run <= every.run * SLACK or every.run > ranks * own.run * SLACK:
-        return own
-    return attrs.evolve(own, model=every.model / ranks, model_at_peak=every.model_at_peak / ranks)
+    every, run = step_flops(whole, hardware), sum(x.run for x in own)
+    if not run <= every.run * SLACK or every.run > ranks * run * SLACK:
+        return [*own]
+    share = every.model / (ranks * sum(x.model for x in own) or 1)
+    at_peak = every.model_at_peak / (ranks * sum(x.model_at_peak for x in own) or 1)
+    return [
+        attrs.evolve(x, model=share * x.model, model_at_peak=at_peak * x.model_at_peak) for x in own
+    ]
+
+
+def _recomputed_only(graph: Graph) -> set[Node]:
+    """Return the recomputed ops of which a graph has no other, as of a forward that only the
+    backward reads: each value once.
+    """
+    numbers: dict[Node, int] = {}
+    values: dict[tuple[object, str], int] = {}
+    first: dict[int, Node] = {}
+    for node in graph.nodes:
+        if node.target is AFTER:  # the same value, at a later time
+            numbers[node] = numbers[node.all_input_nodes[0]]
+            continue
+        read = map_arg((node.args, node.kwargs), lambda x: numbers[x])
+        key = (node, "") if node.op != "call_function" else (node.target, str(read))
+        number = numbers[node] = values.setdefault(key, len(values))
+        if number not in first or not op_cost.is_recomputed(node):
+            first[number] = node
+    return {node for node in first.values() if op_cost.is_recomputed(node)}
 
 
 def _nodes(graph: Graph, times: int) -> Iterator[tuple[Node, int]]:

@@ -22,7 +22,7 @@ from ..hardware import Hardware, Link
 from ..ops.loops import Loop, While, loop_of
 from ..source_text import joined_paths, located, shape_of_path
 from ..types import LocalProgram, MeshAxes
-from .step_flops import StepFlops, step_flops, with_share
+from .step_flops import StepFlops, step_flops, with_shares
 from .timeline.clock import Clock, Prices
 from .timeline.events import BUBBLE, COMPUTE, EXPOSED, Event, GraphRun
 from .timeline.ranks import RankTimeline
@@ -263,7 +263,7 @@ def step_time(
         return step_times([program], hardware, links, [memory], prices=prices, whole=whole)[0]
     own = next(k for k, x in enumerate(stages) if x is program)
     peaks = [memory if k == own else None for k in range(len(stages))]
-    return step_times(stages, hardware, links, peaks, stage_axis, prices)[own]
+    return step_times(stages, hardware, links, peaks, stage_axis, prices, whole)[own]
 
 
 def step_times(
@@ -292,8 +292,9 @@ def step_times(
     clock = Clock(hardware, axes, links or {}, axis, prices)
     graphs = [program.graph for program in programs]
     operations = [step_flops(graph, hardware) for graph in graphs]
-    if axis is None and whole is not None:
-        operations = [with_share(operations[0], whole, math.prod(axes.sizes), hardware)]
+    if whole is not None:
+        ranks = math.prod(axes.sizes) // len(graphs)
+        operations = with_shares(operations, whole, ranks, hardware)
     runs = [clock.run(graphs[0])] if axis is None else clock.run_together(graphs)
     ranks = tuple(
         RankTimeline("" if axis is None else f"{axis}={k}", _ranks_at(axes, stage_axis, k), run)

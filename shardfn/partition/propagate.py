@@ -75,13 +75,9 @@ def propagate(
         PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
             stay unreduced.
     """
-    marks = [*in_placements, *out_placements]
-    stages = None if axes.closed else locate.stage_axis(program, axes, marks)
+    stages, *walked = within_a_stage(program, axes, in_placements, out_placements)
     if stages is not None:
-        ins = [*map(locate.without_stages, in_placements)]
-        outs = [row if row is None else locate.without_stages(row) for row in out_placements]
-        closed = attrs.evolve(axes, closed=(axes.names[stages],))
-        whole = propagate(program, closed, ins, outs, unreduced, planner)
+        whole = propagate(program, *walked, unreduced, planner)
         whole = attrs.evolve(whole, axes=attrs.evolve(whole.axes, closed=()))
         return locate.located(whole, program, stages, in_placements, out_placements)
     walk = Walk(with_links(axes), program.name)
@@ -102,6 +98,24 @@ def propagate(
         found = [(plain, search.price_of(plain)), whole.best(other.carried)]
         second, now = min([(second, now), *found], key=lambda pair: pair[1].total)
     return second if now.is_below(before) or now.is_faster(before) else first
+
+
+def within_a_stage(
+    program: Program,
+    axes: MeshAxes,
+    in_placements: Sequence[MeshPlacements],
+    out_placements: Sequence[MeshPlacements | None],
+) -> tuple[int | None, MeshAxes, Sequence[MeshPlacements], Sequence[MeshPlacements | None]]:
+    """Return the axis of the stages of a pipeline, if there is one, and the axes and placements of
+    a walk over the program: as if that axis had one rank.
+    """
+    marks = [*in_placements, *out_placements]
+    stages = None if axes.closed else locate.stage_axis(program, axes, marks)
+    if stages is None:
+        return None, axes, in_placements, out_placements
+    ins = [*map(locate.without_stages, in_placements)]
+    outs = [row if row is None else locate.without_stages(row) for row in out_placements]
+    return stages, attrs.evolve(axes, closed=(axes.names[stages],)), ins, outs
 
 
 @attrs.frozen(eq=False)

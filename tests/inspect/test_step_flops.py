@@ -96,3 +96,57 @@ def test_what_ranks_compute_alike_is_needed_once() -> None:
     assert time.flops == 2 * 64**3 / 2
     assert time.model_flops == 2 * 64**3 / 4
     assert time.mfu == pytest.approx(time.hfu / 2)
+
+
+def pipeline(mesh: Any, first: P, second: P, rows: P) -> Any:
+    """Lower two layers on two stages."""
+
+    def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+        for w in params:
+            x = torch.tanh(x @ w)
+        return x.square().mean()
+
+    step = sf.shard(sf.pipelined_grad(loss, 3), mesh, ([first, second], rows), backend="aten")
+    weights = [sf.ShapeDtype((6, 6)), sf.ShapeDtype((6, 6))]
+    return step.lower(weights, sf.ShapeDtype((12, 6)))
+
+
+def test_what_the_ranks_of_a_stage_compute_alike_is_needed_once() -> None:
+    product = 2 * 12 * 6 * 6
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((2, 2), ("pp", "other"))
+        split = pipeline(mesh, P(pp=0), P(pp=1), P("other"))
+        alike = pipeline(mesh, P(pp=0), P(pp=1), P())
+    for lowered, times in ((split, 1), (alike, 2)):
+        time = lowered.time(CARD)
+        # the first stage needs no gradient of its input
+        assert time.flops == times * 2 * product / 2
+        assert time.model_flops == pytest.approx(2 * product / 2)
+        assert lowered.stage(1) is lowered.stage(1), "the other stages are lowered once"
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_forward_that_only_the_backward_reads_is_needed(layers: int) -> None:
+    def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+        for w in params:
+            x = torch.tanh(x @ w)
+        return x.square().mean()
+
+    params, x = [sf.ShapeDtype((6, 6))] * layers, sf.ShapeDtype((12, 6))
+    product = 2 * 12 * 6 * 6
+    for whole in (True, False):
+        fn = sf.checkpoint(loss) if whole else lambda p, x: sf.checkpoint(loss)(p, x) + x.sum()
+        for grad in (sf.grad, sf.value_and_grad):
+            time = sf.jit(grad(fn), backend="aten").lower(params, x).time(CARD)
+            assert time.model_flops == (3 * layers - 1) * product
+            is_dropped = grad is sf.grad
+            assert time.flops == ((3 if is_dropped else 4) * layers - 1) * product
+
+
+def test_transfers_of_a_pipeline_are_those_within_its_stages() -> None:
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((2, 2), ("pp", "tp"))
+        lowered = pipeline(mesh, P(None, "tp", pp=0), P("tp", pp=1), P())
+    found = {(x.kind, x.axis, x.implicit) for x in lowered.transfers}
+    assert ("all_reduce", "tp", True) in found
+    assert {x.kind for x in lowered.implicit} == {"all_reduce"}

@@ -253,6 +253,8 @@ class Lowered:
     # where autograd follows the call: the second program, and how the first one's values reach it
     backward: Lowered | None = None
     halves: SplitPlan | None = attrs.field(default=None, repr=False)
+    # programs of other coordinates of a pipeline's axis, once they are lowered
+    _stages: dict[int, LocalProgram] = attrs.field(factory=dict, init=False, repr=False)
 
     @property
     def program(self) -> LocalProgram:
@@ -344,17 +346,18 @@ class Lowered:
         place = tuple(own)
         if place in self.programs:
             return self.programs[place]
-        traced = self.traced
-        names = group_names(traced.placed.mesh)
-        return local_program(
-            traced.request.name,
-            traced.program,
-            traced.placed,
-            self.partition,
-            self.schedule_plan,
-            place,
-            names,
-        )
+        if k not in self._stages:
+            traced = self.traced
+            self._stages[k] = local_program(
+                traced.request.name,
+                traced.program,
+                traced.placed,
+                self.partition,
+                self.schedule_plan,
+                place,
+                group_names(traced.placed.mesh),
+            )
+        return self._stages[k]
 
     @property
     def memory(self) -> Memory:

@@ -48,8 +48,7 @@ def _accumulated(
     """The result of a function for the full batch, computed one microbatch at a time."""
     if isinstance(fn, Shard):
         with fn.asking():
-            args, kwargs = fn.entering(args, kwargs)
-            return fn.leaving(_accumulated(fn.fn, k, batch_argnums, args, kwargs))
+            return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
     numbers = batches(f"accumulate({name_of(fn)})", fn, k, batch_argnums, args)
     if isinstance(fn, ValueAndGrad):
         return _gradients(fn, k, args, numbers, kwargs)
