@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-experts bench-sequences bench-published bench-reports bench-sweeps report-check docs
+.PHONY: help venv demo quick test sweeps lint bench-start bench-calls bench-capture bench-buckets bench-schedule bench-stages bench-transforms bench-remat bench-random bench-optimizers bench-backward bench-planner conformance fuzz models gpu-check sizes clean examples bench-sent bench-train bench-checkpoints faults long-runs bench-pipeline bench-experts bench-sequences bench-published bench-reports bench-sweeps bench-growth report-check docs
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ docs: $(VENV)/.installed-docs  ## the site, build/docs/index.html: every page th
 # No .venv: a GPU machine brings its own torch; missing packages may come by PYTHONPATH.
 gpu-check:  ## the laws on a GPU, with the python3 and torch that are there
 	SHARDFN_ANY_TORCH=1 PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" python3 -m bench.gpu.check
+
+bench-growth: venv  ## the start of a step of 2 to 32 layers, and of 300 parameters' AdamW, next to torch.compile: ARGS="--layers 8 80"
+	$(BIN)/python -m bench.growth $(ARGS)
 
 bench-reports: venv  ## what the report of a Llama of 70 billion parameters on 1,024 ranks, and of DeepSeek-V3 on 2,048, takes
 	$(BIN)/python -m bench.reports $(ARGS)
