@@ -85,11 +85,23 @@ def as_restructured(
     lines[:] = reference.as_restructured(lines)
 
 
+def with_notebook(app: Any, docname: str, template: str, context: Any, doctree: Any) -> None:
+    """Offer a page that has code as the notebook that the build has run."""
+    path = Path(app.outdir).parent / "jupyter_execute" / f"{docname}.ipynb"
+    if doctree is None or not path.exists():
+        return
+    copy = Path(app.outdir) / "_sources" / f"{docname}.ipynb"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text(pages.notebook(path.read_text()))
+    context["ipynb_source"] = f"{docname}.ipynb"
+
+
 def setup(app: Any) -> dict[str, Any]:
     """Write the pages of the reference, and read the others as they are to be parsed."""
     app.connect("builder-inited", write_reference)
     app.connect("autodoc-process-docstring", as_restructured, priority=100)  # before napoleon
     app.connect("source-read", as_parsed)
+    app.connect("html-page-context", with_notebook, priority=400)  # before the theme's buttons
     for name in ("pdb", "output"):
         app.add_lexer(name, TextLexer)
     return {"parallel_read_safe": True}

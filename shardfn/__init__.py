@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import errors as errors
     from .public.names import *
+    from .public.notebook import load_ipython_extension as load_ipython_extension
     from .public.rooms import *
 else:
     from .public import attribute as __getattr__
     from .public import attributes as __dir__
     from .public import errors as errors  # checks that torch has torch.distributed
+    from .public.notebook import load_ipython_extension as load_ipython_extension
 
 __all__ = [
     "ArtefactError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -396,6 +397,7 @@ def listed(ranks: Iterable[int]) -> str:
     return f"{word} {shown}{more}" if first else "none"
 
 
+@functools.lru_cache(maxsize=4096)
 def is_ours(file: str) -> bool:
     """Return whether a file belongs to torch, to shardfn or to a library, rather than
     to the user.

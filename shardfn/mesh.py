@@ -132,7 +132,7 @@ def _check_links(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tu
             "make_mesh, links", got, needed=f"one for each of {', '.join(names)}", fix=fix
         )
     for name, link in links.items():
-        if not isinstance(link, Link) or not (link.latency >= 0 and 0 < link.bandwidth < math.inf):
+        if not isinstance(link, Link) or not _is_priced(link):
             raise PlacementError.of(
                 f"make_mesh, links[{name!r}]",
                 f"it is {link!r}",
@@ -140,6 +140,12 @@ def _check_links(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tu
                 fix=fix,
             )
     return costs_of_links([links[name] for name in names])
+
+
+def _is_priced(link: Link) -> bool:
+    figures = link.latency, link.bandwidth
+    are_numbers = all(isinstance(x, (int, float)) for x in figures)
+    return are_numbers and link.latency >= 0 and 0 < link.bandwidth < math.inf
 
 
 @contextlib.contextmanager

@@ -54,6 +54,8 @@ CONTEXTS = (
     State("_compat.dynamo.lazy", "_MADE", "modules whose parameters a capture has made"),
     State("_compat.dynamo.sizes", "_NOTED", "inputs and guards of a run of Dynamo"),
     State("_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"),
+    State("_compat.block_calls", "_BODIES", "the blocks of the program that is compiled"),
+    State("compile.repeats.calls", "_KINDS", "the kinds of those blocks"),
     State("_compat.loops", "_IN_BODY", "whether the body of a loop is traced"),
     State("_compat.fakes.known_sizes", "_KNOWN", "whether fake kernels of ours answer"),
     State("_compat.distributed.every_rank", "_INSIDE", "whether torch runs for all ranks"),
@@ -111,6 +113,7 @@ CACHES = (
     State("compile.once", "_runners", "compiled programs in use, by key", CLEAR),
     State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),
     State("capture.modules.submodule_paths", "_relative_path", "paths of modules", CLEAR_CACHE),
+    State("errors", "is_ours", "which files are the user's", CLEAR_CACHE),
 )
 
 ONCE = (
@@ -128,6 +131,7 @@ ONCE = (
     State("compile.ahead", "_preparation", "whether the header is compiled or on the way"),
     State("_compat.inductor", "_after_class", "a class over torch's"),
     State("_compat.inductor", "_lower_collective", "lowerings of our collectives"),
+    State("_compat.block_calls", "_call_class", "the class of calls of blocks"),
     State("_compat.inductor", "_effect_class", "the class of calls that Inductor keeps in order"),
     State("_compat.inductor", "_register_lowerings", "those of pack, and of formulas"),
     State("_compat.fakes.zeros", "_warn_of_overrides", "torch's warning of them"),

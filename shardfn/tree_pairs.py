@@ -115,7 +115,8 @@ def by_parameter(
         return [prefix] * count, []
     parts = _parts(prefix, parameters)
     values = bound(parameters, args, kwargs, parts)
-    numbers = bound(parameters, *_tree.refill((args, kwargs), range(count)), parts)
+    numbered_args, numbered_kwargs = _tree.refill((args, kwargs), range(count))
+    numbers = bound(parameters, numbered_args, numbered_kwargs, parts)
     needed = [] if isinstance(prefix, dict) else [*bound(parameters, args, {}, {})]
     known = {*parameters[0], parameters[1], *parameters[2], parameters[3]}
     keys = [str(name) for name in parts if name in values or name not in known]

@@ -6,6 +6,7 @@ of each before it parses it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Collection
@@ -19,6 +20,7 @@ kernelspec:
 ---
 
 """
+UNSEARCHED = "---\nno-search: true\n---\n\n"  # a log has all words
 RUN = re.compile(r"^```python$", re.MULTILINE)
 OUTPUT = re.compile(r"^```output\n.*?^```\n", re.DOTALL | re.MULTILINE)
 FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
@@ -26,6 +28,7 @@ WRITTEN = re.compile(r"\bsf\.(\w+)")
 IMPORTED = re.compile(r"^from shardfn import (.*)$", re.MULTILINE)
 NAME = re.compile(r"(?<![\[`])`(?:sf\.)(\w+)([^`\n|]*)`(?!`|\])")
 PAGE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[\w./-]+\.md)\)")
+LOCAL = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")
 ITEM = re.compile(r"^\s*(?:[-*]|\d+\.|\|) \[[^\]]+\]\(([\w./-]+)\.md\)", re.MULTILINE)
 TREES = ("index", "learn/index", "howto/index", "reference/index")
 REFERENCE = "reference/names"
@@ -45,6 +48,8 @@ def page(docname: str, text: str, names: Collection[str]) -> str:
     """
     if docname.startswith(REFERENCE):
         return text
+    if docname.startswith("logs/"):
+        return UNSEARCHED + text
     if docname in TREES:
         text = with_tree(text)
     if docname.startswith(NAMING):
@@ -114,6 +119,24 @@ def with_links(docname: str, text: str, names: Collection[str]) -> str:
         lines = [line if line.startswith("#") else NAME.sub(linked, line) for line in lines]
         parts[i] = "\n".join(lines)
     return "".join(parts)
+
+
+def notebook(text: str) -> str:
+    """The notebook that a reader downloads. It stands alone, so its links to other pages are text.
+
+    Args:
+        text: the notebook of a page, as JSON.
+
+    Example:
+        >>> cell = {"cell_type": "markdown", "source": "[fit](fit.md), [site](https://a.b)"}
+        >>> json.loads(notebook(json.dumps({"cells": [cell]})))["cells"][0]["source"]
+        'fit, [site](https://a.b)'
+    """
+    book = json.loads(text)
+    for cell in book["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = LOCAL.sub(r"\1", "".join(cell["source"]))
+    return json.dumps(book, indent=1)
 
 
 def without_outside(docname: str, text: str) -> str:

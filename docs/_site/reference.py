@@ -112,6 +112,8 @@ def entry(name: str, users: Collection[str] = ()) -> str:
     parts = [title, "=" * len(title), "", OF_TORCH.get(name) or directive(name, value)]
     if inspect.isclass(value) and issubclass(value, shardfn.ShardError):
         parts.append("What causes it, and what to do: :doc:`/reference/errors`.\n")
+        if "__init__" not in vars(value):
+            parts.append("Its arguments are those of :doc:`/reference/names/ShardError`.\n")
     if users:
         parts += ["How to", "------", "", *(f"- :doc:`/{user}`" for user in users), ""]
     return "\n".join(parts)

@@ -126,6 +126,7 @@ from .dynamo.value_checks import check_passed
 from .fakes.zeros import write_out_zeros
 from .inductor import (
     Integer,
+    Source,
     generated_code,
     inductor,
     keep_effects,
@@ -211,6 +212,7 @@ from .tracing import (
     sequence_number,
     setup_context_of,
     trace_aten,
+    traced_again,
     unwound,
     unwrapped,
     values,
@@ -338,6 +340,7 @@ __all__ = [
     "in_backward",
     "in_body",
     "in_dual_level",
+    "Source",
     "inductor",
     "inference_off",
     "innermost_level",
@@ -449,6 +452,7 @@ __all__ = [
     "torch_while_loop",
     "trace_artifact",
     "trace_aten",
+    "traced_again",
     "unreduced_spec",
     "unwound",
     "unwrapped",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 
 from . import by_kernels, decomposed
+from .block_calls import calling, lower_call, prepared
 from .compilations.environment import environment
 from .patches import patched
 from .tracing import OpOverload
@@ -246,6 +248,7 @@ def _register_lowerings() -> None:
 
     register_lowering(torch.ops.shardfn.pack.default, type_promotion_kind=None)(_lower_pack)
     register_lowering(torch.ops.shardfn.after.default, type_promotion_kind=None)(_lower_after)
+    register_lowering(torch.ops.shardfn.call_block.default, type_promotion_kind=None)(lower_call)
     for op in _effects:
         lower = functools.partial(_lower_effect, op)
         register_lowering(op, type_promotion_kind=None)(lower)
@@ -304,40 +307,63 @@ def _after_joint_passes(
     return lowered
 
 
-def inductor(
-    run: Callable[..., Any],
-    inputs: Sequence[torch.Tensor],
-    finish: Callable[[torch.fx.GraphModule], Any],
-    collectives: Sequence[Any],
-    checked: Sequence[int] = (),
-) -> Callable[[list[Any]], list[Any]]:
-    """Compile a function of an ATen graph with Inductor. The result takes a list of inputs, empties
-    it, and returns a list.
+@attrs.frozen(eq=False)
+class Source:
+    """A function that Inductor compiles.
 
     Args:
         run: interprets a graph of functional ATen.
         inputs: fake tensors like its inputs. Sizes that are symbols stay such.
         finish: changes the graph when Inductor has simplified it, before it makes code of it.
+    """
+
+    run: Callable[..., Any]
+    inputs: Sequence[torch.Tensor]
+    finish: Callable[[torch.fx.GraphModule], Any]
+
+    def lowered(self) -> torch.fx.GraphModule:
+        """Trace the function and simplify its graph, up to where Inductor makes code of it."""
+        from torch._inductor.compile_fx import record_original_output_strides
+
+        module = _after_joint_passes(self.run, self.inputs)
+        self.finish(module)
+        by_kernels.mark(module.graph)
+        _run_by_kernels(module.graph)
+        output = next(iter(reversed(module.graph.nodes)))
+        tensors = [i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)]
+        output.meta["user_visible_output_idxs"] = tensors
+        record_original_output_strides(module)
+        return module
+
+
+def inductor(
+    program: Source,
+    collectives: Sequence[Any],
+    checked: Sequence[int] = (),
+    blocks: Mapping[int, Source] | None = None,
+) -> Callable[[list[Any]], list[Any]]:
+    """Compile a program with Inductor. The result takes a list of inputs, empties it, and returns
+    a list.
+
+    Args:
+        program: the program.
         collectives: the ops of ours that start one.
         checked: positions of inputs whose layout the caller checks, so that the code need not.
+        blocks: the blocks that the program calls, by number.
     """
-    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
+    from torch._inductor.compile_fx import compile_fx_inner
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     _register_lowerings()
     for op in collectives:
         _lower_collective(op)
+    inputs = list(program.inputs)
     modes = [x.fake_mode for x in inputs if hasattr(x, "fake_mode")]
     mode = modes[0] if modes else FakeTensorMode()  # a program without inputs
     with _faking(mode), patched("compilation", checked=frozenset(checked)):
-        lowered = _after_joint_passes(run, inputs)
-        finish(lowered)
-        by_kernels.mark(lowered.graph)
-        _run_by_kernels(lowered.graph)
+        lowered = program.lowered()
         # a part of the name under which Inductor finds code that it has written before
         lowered.meta[OURS] = (environment(), *sorted(checked))
-        output = next(iter(reversed(lowered.graph.nodes)))
-        tensors = [i for i, x in enumerate(output.args[0]) if isinstance(x, torch.fx.Node)]
-        output.meta["user_visible_output_idxs"] = tensors
-        record_original_output_strides(lowered)
-        return compile_fx_inner(lowered, list(inputs), static_input_idxs=[], is_inference=True)
+        bodies = {k: prepared(x.lowered(), x.inputs) for k, x in (blocks or {}).items()}
+        with calling(bodies):
+            return compile_fx_inner(lowered, inputs, static_input_idxs=[], is_inference=True)

@@ -325,6 +325,60 @@ def trace_aten(
         return traced(*args)
 
 
+def traced_again(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run a functional ATen graph in the active make_fx trace. Its ops are copied as they are,
+    with their metadata, where the trace knows all inputs.
+
+    Args:
+        graph: from tensors to a list of tensors.
+        inputs: fake tensors like its inputs.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    slots = [] if mode is None else [_slot_of(x, mode.tracer) for x in inputs]
+    if mode is None or None in slots or not _are_plain(graph.graph):
+        return torch.fx.Interpreter(graph).run(*inputs)
+    *nodes, output = graph.graph.nodes
+    feed = iter(slots)
+    made: dict[Any, Any] = {node: next(feed) for node in nodes if node.op == "placeholder"}
+    for node in nodes:
+        if node not in made:
+            made[node] = mode.tracer.graph.node_copy(node, made.__getitem__)
+    known = dict(zip(slots, inputs, strict=True))
+    for node in output.all_input_nodes:
+        known.setdefault(made[node], _tracked(node, made[node], mode.tracer))
+    return [known[made[node]] for node in output.args[0]]
+
+
+def _slot_of(x: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
+    """Return the node of a tensor in a trace; None if the trace does not know it."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    slot = get_proxy_slot(x, tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
+def _are_plain(graph: torch.fx.Graph) -> bool:
+    """Return whether all that a graph calls are ATen ops, or ops that one process registered."""
+    calls = (node for node in graph.nodes if node.op not in ("placeholder", "output"))
+    return all(
+        node.op == "call_function" and isinstance(node.target, (OpOverload, type(operator.getitem)))
+        for node in calls
+    )
+
+
+def _tracked(node: torch.fx.Node, copy: torch.fx.Node, tracer: Any) -> torch.Tensor:
+    """Return a fake tensor like a node's value, which a trace knows as the value of its copy."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, track_tensor_tree
+
+    like = node.meta["val"]
+    with disable_proxy_modes_tracing(), like.fake_mode:
+        x = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    track_tensor_tree(x, torch.fx.Proxy(copy, tracer), constant=None, tracer=tracer)
+    return x
+
+
 @contextlib.contextmanager
 def paused_tracing() -> Iterator[None]:
     """Pause the active make_fx trace, so that another one can run inside."""

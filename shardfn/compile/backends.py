@@ -19,6 +19,7 @@ from .native import load_native
 from .once import compiled_once, key_of
 from .op_by_op import op_by_op
 from .recomputed import recompute_cheap_values
+from .repeats import known, outline
 from .separate import separate
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list
@@ -66,36 +67,41 @@ def inductor(
     is_unshareable = any(x.is_own for x in loops)
     key = None if is_unshareable else key_of(graph.graph, donated, checked, pairs)
     runner = compiled_once(
-        key, lambda: _run_inductor(_recompute_and_donate(graph, pairs), donated, checked), note
+        key,
+        lambda: _run_inductor(_recompute_and_donate(graph.graph, pairs), donated, checked),
+        note,
     )
     weakref.finalize(runner, release_loops, loops)
     return runner
 
 
-def _recompute_and_donate(
-    graph: torch.fx.GraphModule, pairs: dict[int, int] | None
-) -> torch.fx.GraphModule:
+def _recompute_and_donate(graph: torch.fx.Graph, pairs: dict[int, int] | None) -> torch.fx.Graph:
     """Recompute cheap values in the backward, and write results into donated inputs. A stored
     compilation does not need this.
     """
-    if pairs is None:
-        return graph
-    smaller = recompute_cheap_values(graph.graph)
-    return donate(torch.fx.GraphModule(torch.nn.Module(), smaller), pairs)
+    return graph if pairs is None else donate(recompute_cheap_values(graph), pairs)
 
 
-def _run_inductor(
-    graph: torch.fx.GraphModule, donated: Sequence[int], checked: Sequence[int]
-) -> Runner:
-    """Compile a graph with Inductor, without looking in a cache."""
-    fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    return _compat.inductor(
-        WithRecordedStrides(higher_order.unbind_graphs(graph)).run,
-        fakes,
-        lambda lowered: separate(lowered, donated),
-        custom_collective_ops(),
-        checked,
-    )
+def _run_inductor(graph: torch.fx.Graph, donated: Sequence[int], checked: Sequence[int]) -> Runner:
+    """Compile a graph with Inductor, without looking in a cache. Blocks that repeat are compiled
+    once.
+    """
+    program, kinds = outline(graph)
+    sources = {number: _source(kind.graph) for number, kind in kinds.items()}
+    with known(kinds):
+        return _compat.inductor(
+            _source(program, donated), custom_collective_ops(), checked, sources
+        )
+
+
+def _source(graph: torch.fx.Graph, donated: Sequence[int] = ()) -> _compat.Source:
+    """Return a graph as what Inductor compiles: its results share memory with donated inputs at
+    most.
+    """
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    fakes = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+    run = WithRecordedStrides(higher_order.unbind_graphs(module)).run
+    return _compat.Source(run, fakes, lambda lowered: separate(lowered, donated))
 
 
 def _compile_body(graph: torch.fx.Graph, sums: dict[int, int]) -> Runner:
@@ -115,26 +121,23 @@ def _compile_body(graph: torch.fx.Graph, sums: dict[int, int]) -> Runner:
 BACKENDS: dict[str, Callable[..., Runner]] = {"aten": aten, "inductor": inductor}
 
 
-def donate(graph: torch.fx.GraphModule, pairs: dict[int, int]) -> Any:
-    """Write outputs of a graph into the memory of donated inputs.
+def donate(graph: torch.fx.Graph, pairs: dict[int, int]) -> torch.fx.Graph:
+    """Write outputs of a graph into the memory of donated inputs, and return the graph.
 
     Args:
         graph: a local graph.
         pairs: output position -> input position (among the placeholders) of a donated input of
             the same layout.
     """
-    placeholders, (output,) = (
-        graph.graph.find_nodes(op="placeholder"),
-        graph.graph.find_nodes(op="output"),
-    )
+    placeholders = graph.find_nodes(op="placeholder")
+    (output,) = graph.find_nodes(op="output")
     results = list(output.args[0])
-    with graph.graph.inserting_before(output):
+    with graph.inserting_before(output):
         for out, argument in pairs.items():
-            copy = graph.graph.call_function(
+            copy = graph.call_function(
                 torch.ops.aten.copy_.default, (placeholders[argument], results[out])
             )
             copy.meta["val"] = placeholders[argument].meta["val"]
             results[out] = copy
     output.args = (results,)
-    graph.recompile()
     return graph

@@ -136,12 +136,10 @@ def _compile_symbolic(
     ints = formulas.at(symbols.sizes)
     inputs = _symbolic_inputs(graph.graph, symbols, ints)
     arguments = arguments_with(graph.graph, skeleton, ints)
-    runner = _compat.inductor(
-        _compat.Sized(graph, arguments).run,
-        inputs,
-        lambda lowered: separate(lowered, donated),
-        custom_collective_ops(),
+    source = _compat.Source(
+        _compat.Sized(graph, arguments).run, inputs, lambda lowered: separate(lowered, donated)
     )
+    runner = _compat.inductor(source, custom_collective_ops())
     return SymbolicProgram(formulas, symbols.conditions(inputs), runner)
 
 

@@ -53,7 +53,8 @@ def lacking(name: str, value: Any) -> list[str]:
     parts, given = sections(text), parameters(value)
     is_error = inspect.isclass(value) and issubclass(value, sf.ShardError)
     is_inherited = is_error and "__init__" not in vars(value)
-    told = [] if is_inherited else given
+    linked = "Its arguments are those of :doc:`/reference/names/ShardError`."
+    told = [] if is_inherited and linked in reference.entry(name) else given
     args = parts.get("Args", "")
     missing = [f"argument {x}" for x in told if not re.search(rf"^\s+[\w, *]*\b{x}\b", args, re.M)]
     if ">>> " not in parts.get("Example", ""):

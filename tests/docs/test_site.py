@@ -59,6 +59,12 @@ def test_the_tree_has_every_page() -> None:
     assert pages - placed == set()
 
 
+def test_search_passes_over_logs() -> None:
+    for log in (DOCS / "logs").glob("*.md"):
+        text = site.page(f"logs/{log.stem}", log.read_text(), sf.__all__)
+        assert text.startswith("---\nno-search: true\n---\n\n# Log: ")
+
+
 def test_each_error_has_a_section() -> None:
     page = (DOCS / "reference" / "errors.md").read_text()
     sections = set(re.findall(r"^## (\w+)$", page, re.MULTILINE))

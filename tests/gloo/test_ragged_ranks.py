@@ -62,7 +62,8 @@ def run(n: int, backend: str) -> Any:
     gradient = sf.shard(sf.grad(loss(layer), (0, 1)), mesh, P("ep"), backend=backend)
     x, expert = tokens(n)
     batch = torch.stack([x, x.sin()]), torch.stack([expert, expert.flip(0)])
-    samples = sf.shard(sf.vmap(layer, (None, 0, 0)), mesh, (P("ep"), P(None, "ep"), P(None, "ep")))
+    placed = P("ep"), P(None, "ep"), P(None, "ep")
+    samples = sf.shard(sf.vmap(layer, (None, 0, 0)), mesh, placed, backend=backend)
     return sf.full((value(W, x, expert), gradient(W, x, expert), samples(W, *batch)))
 
 

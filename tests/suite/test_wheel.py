@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -44,6 +45,14 @@ def test_it_has_every_file_of_the_packages(wheel: Path) -> None:
     }
     assert len(wanted) > 500 and not wanted - names
     assert not [name for name in names if name.startswith(("tests", "bench"))]
+
+
+def test_it_needs_five_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        text = archive.read(metadata).decode()
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra ==)", text, re.MULTILINE)
+    assert sorted(needed) == ["attrs", "optree", "safetensors", "scipy", "torch"]
 
 
 def test_it_is_installed_with_its_command_and_runs(wheel: Path, tmp_path: Path) -> None:

@@ -195,9 +195,10 @@ def _compiled(
     compile_graph = BACKENDS[backend]
     if families is None:
         return compile_graph(graph, donated, note, checked, pairs)
-    taking = donate(graph, pairs)
-    own = lambda: compile_graph(taking, donated, note, checked)
-    return families.runner(taking, donated, own, note)
+    donate(graph.graph, pairs)
+    graph.recompile()
+    own = lambda: compile_graph(graph, donated, note, checked)
+    return families.runner(graph, donated, own, note)
 
 
 def _runs_here(placed: Placed) -> bool:

@@ -25,6 +25,8 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 def bucket(graph: torch.fx.Graph, schedule_plan: SchedulePlan) -> torch.fx.Graph:
     """Replace the collectives of each batch by one."""
+    if not any("collective" in node.meta and "transfer" in node.meta for node in graph.nodes):
+        return graph
     out = copied(graph)
     found: dict[int, dict[Any, torch.fx.Node]] = {}
     for node in out.nodes:

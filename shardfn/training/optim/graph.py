@@ -79,9 +79,8 @@ class Program:
         if self.graph is None:
             self.trace(row, options, inputs)
         assert self.graph is not None
-        run = torch.fx.Interpreter(self.graph).run
         with _compat.without_torch_functions():
-            param, *values = run(*inputs, *self.constants)
+            param, *values = _compat.traced_again(self.graph, [*inputs, *self.constants])
         return param, dict(zip(self.names, values, strict=True))
 
     def trace(self, row: Row, options: Options, inputs: Sequence[torch.Tensor]) -> None:

@@ -48,7 +48,8 @@ def _accumulated(
     """The result of a function for the full batch, computed one microbatch at a time."""
     if isinstance(fn, Shard):
         with fn.asking():
-            return fn.leaving(_accumulated(fn.fn, k, batch_argnums, fn.entering(args), kwargs))
+            args, kwargs = fn.entering(args, kwargs)
+            return fn.leaving(_accumulated(fn.fn, k, batch_argnums, args, kwargs))
     numbers = batches(f"accumulate({name_of(fn)})", fn, k, batch_argnums, args)
     if isinstance(fn, ValueAndGrad):
         return _gradients(fn, k, args, numbers, kwargs)

@@ -118,6 +118,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "an axis too many": ({"a": FAST, "b": FAST, "c": FAST}, "links for a, b, c"),
     "no axis": ({}, "links for no axis"),
     "a list": ([FAST, FAST], "links is a list"),
+    "text": (
+        {"a": FAST, "b": sf.Link(latency="1", bandwidth=1)},
+        "links['b']: it is Link(latency='1', bandwidth=1)",
+    ),
     "no link": ({"a": FAST, "b": 5}, "links['b']: it is 5"),
     "no bandwidth": (
         {"a": FAST, "b": sf.Link(latency=0, bandwidth=0)},

@@ -30,6 +30,9 @@ ARGUMENT = re.compile(r"arg\d+_\d+")
 MADE = re.compile(r"(\w+) = .+")
 
 
+BLOCK = re.compile(r"def (block_\d+)\(args\):\n(.*?)\n    return \((.*?)\)\n", re.DOTALL)
+OPERANDS = re.compile(r"(block_\d+)_args = \[(.*)\]")
+CALL = re.compile(r"(\w+) = (block_\d+)\(\w+\)")
 LOOP = re.compile(r"\w+ = torch\.ops\.shardfn\.run_loop\.default\(.*\], (\d+)\)")
 
 
@@ -117,13 +120,14 @@ def _all_written(lowered: Any) -> _Written:
 
 
 def _sizes(graph: Any) -> dict[str, int]:
-    """The bytes of each buffer that a kernel allocates itself."""
+    """The bytes of each buffer that a kernel allocates itself, also in blocks."""
     found = {}
-    for buffer in graph.buffers:
-        layout = buffer.maybe_get_output_spec()
-        if isinstance(layout, ir.Layout) and not isinstance(layout, ir.NoneLayout):
-            count = int(layout.storage_size())
-            found[buffer.get_name()] = count * layout.dtype.itemsize
+    for part in (graph, *(block.graph for block in graph.seen_subgraphs.values())):
+        for buffer in part.buffers:
+            layout = buffer.maybe_get_output_spec()
+            if isinstance(layout, ir.Layout) and not isinstance(layout, ir.NoneLayout):
+                count = int(layout.storage_size())
+                found[buffer.get_name()] = count * layout.dtype.itemsize
     return found
 
 
@@ -205,11 +209,45 @@ def _peak(code: str, sizes: dict[str, int], inside: dict[int, int]) -> int:
 
 
 def _lines(code: str) -> list[str]:
-    """The statements of the function that runs a program."""
+    """The statements of the function that runs a program, with those of blocks where it calls
+    them.
+    """
+    blocks = {
+        name: (_statements(body), _split(results)) for name, body, results in BLOCK.findall(code)
+    }
     _, _, body = code.partition("def call(")
     body, _, _ = body.partition("\n        return (")
+    lines: list[str] = []
+    returned: dict[str, int] = {}  # how many results a call has, by its name
+    for line in _statements(body):
+        if found := OPERANDS.fullmatch(line):
+            operands = _split(found[2])
+            lines += [f"{found[1]}_arg{k}_1 = {value}" for k, value in enumerate(operands)]
+        elif found := CALL.fullmatch(line):
+            inside, values = blocks[found[2]]
+            returned[found[1]] = len(values)
+            results = [f"{found[1]}_{k} = {value}" for k, value in enumerate(values)]
+            own = [*inside, *results]
+            names = {name for x in own for name in re.findall(rf"{found[2]}_\w+", x)}
+            lines += [*own, *(f"del {name}" for name in sorted(names))]
+        elif (found := PART.fullmatch(line)) and found[2] in returned:
+            lines.append(line.replace("[", "_").replace("]", ""))
+        elif (found := DELETED.fullmatch(line)) and found[1] in returned:
+            lines += [f"del {found[1]}_{k}" for k in range(returned[found[1]])]
+        else:
+            lines.append(line)
+    return lines
+
+
+def _statements(body: str) -> list[str]:
+    """The statements of a function's body."""
     parts = [part for line in body.splitlines() for part in line.split(";")]
     return [part.partition("#")[0].strip() for part in parts]
+
+
+def _split(values: str) -> list[str]:
+    """The parts of a list of values."""
+    return re.findall(r"\w+(?:\((?:[^()]|\([^()]*\))*\))?", values)
 
 
 def _numbers(text: str) -> list[int]:

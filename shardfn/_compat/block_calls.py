@@ -1,0 +1,107 @@
+"""Blocks of a program as functions of the code that Inductor writes, one for all calls."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Bodies = Mapping[int, torch.fx.GraphModule]
+_BODIES: contextvars.ContextVar[Bodies] = contextvars.ContextVar("shardfn_bodies")
+
+
+@contextlib.contextmanager
+def calling(bodies: Bodies) -> Iterator[None]:
+    """Enter a context in which Inductor lowers calls of blocks.
+
+    Args:
+        bodies: the graphs of the blocks, by number, as `prepared` returns them.
+    """
+    token = _BODIES.set(bodies)
+    try:
+        yield
+    finally:
+        _BODIES.reset(token)
+
+
+def prepared(body: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """Run the passes that Inductor runs on a whole program on the graph of a block, in place."""
+    from torch._inductor import compile_fx
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+
+    view_to_reshape(body)
+    compile_fx.fake_tensor_prop(body, list(inputs))
+    compile_fx.record_original_output_strides(body)
+    compile_fx._recursive_post_grad_passes(body, is_inference=True)
+    return body
+
+
+@functools.cache
+def _call_class() -> Any:
+    """Make the Inductor IR class of a call, once torch's IR is imported."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    class Call(ir.InvokeSubgraph):
+        """A call of the function of a block, which writes to its last operands."""
+
+        def __init__(self, subgraph: Any, operands: Sequence[Any], written: int) -> None:
+            device = operands[0].get_device()
+            super().__init__(subgraph, operands, ir.MultiOutputLayout(device=device))
+            self.mutation_outputs = [
+                ir.MutationOutput(ir.NoneLayout(device=device), x, self)
+                for x in operands[len(operands) - written :]
+            ]
+
+        def result(self, x: Any, k: int) -> Any:
+            """Return a result of the call, laid out as in the function of the block."""
+            layout = x.get_layout()
+            own = ir.FixedLayout(
+                x.get_device(), x.get_dtype(), x.get_size(), x.get_stride(), layout.offset
+            )
+            return ir.MultiOutput(own, self, [(list, k)], skip_size_stride_alignment_checks=True)
+
+        def codegen(self, wrapper: Any) -> None:
+            """Write the call, and before the first one the function."""
+            operands = [x.codegen_reference() for x in self.inputs]
+            wrapper.codegen_subgraph(self.subgraph, operands, self.get_name())
+
+        @classmethod
+        def of(cls, number: int, operands: Sequence[Any], written: int, examples: Any) -> Any:
+            """Lower a call, and the block if this is its first call."""
+            from torch._inductor.lowering import constrain_to_fake_tensor
+
+            graph, bodies = V.graph, _BODIES.get()
+            name = f"block_{list(bodies).index(number)}"
+            if name not in graph.seen_subgraphs:
+                body = bodies[number]
+                subgraph = ir.Subgraph(name=name, graph_module=body)
+                subgraph.graph = graph.make_subgraph(body, examples, name)
+                with V.set_graph_handler(subgraph.graph):
+                    subgraph.graph.run(*examples)
+                graph.seen_subgraphs[name] = subgraph
+            subgraph = graph.seen_subgraphs[name]
+            own = [
+                constrain_to_fake_tensor(cls.realize_input(x), example)
+                for x, example in zip(operands, examples, strict=True)
+            ]
+            call = cls(subgraph, own, written)
+            call.outputs = [call.result(x, k) for k, x in enumerate(subgraph.graph.graph_outputs)]
+            return call
+
+    return Call
+
+
+def lower_call(read: Sequence[Any], written: Sequence[Any], number: int) -> list[Any]:
+    """Lower a call of a block."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    nodes: Any = V.graph.current_node.args
+    examples = [node.meta["val"] for node in (*nodes[0], *nodes[1])]
+    call = _call_class().of(number, [*read, *written], len(written), examples)
+    return [ir.TensorBox.create(x) for x in call.outputs]

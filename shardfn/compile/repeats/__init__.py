@@ -1,0 +1,6 @@
+"""Repeated blocks of a program: found, and written once for all copies of a kind."""
+
+from .calls import CALL, Kind, known
+from .outlined import outline
+
+__all__ = ["CALL", "Kind", "known", "outline"]
