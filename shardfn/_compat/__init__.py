@@ -103,7 +103,7 @@ from .dynamo.refused import (
     READS_CONTEXT,
     outside_only,
 )
-from .dynamo.restored import Memo
+from .dynamo.restored import Memo, Place
 from .dynamo.shells import Shell, closed, opened, registered
 from .dynamo.shown import SHOWS, Delayed, Traced
 from .dynamo.sizes import (
@@ -260,6 +260,7 @@ __all__ = [
     "MAKES_DTENSOR",
     "MODULE_OPS",
     "Memo",
+    "Place",
     "NO_DERIVATIVE",
     "ORDINARY",
     "OpOverload",

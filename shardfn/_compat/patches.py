@@ -212,10 +212,20 @@ READING = (  # a captured function, by Dynamo
             "torch._dynamo.utils:run_node": reading.own_error_raised,
             f"{TRANSLATOR}._attach_traceback_to_exception": reading.raised_here,
             BUILDER + "VariableBuilder.wrap_tensor": reading.dual_wrapped,
+        },
+    ),
+    Patch(
+        what="what a function changes outside of itself, in errors",
+        why="the text of torch's error is all that says it, without attributes and keys",
+        lost="modules could not store activations, and errors would not name what changes",
+        until="later than 2.15",
+        on_missing=DEGRADE,
+        calls={
             "torch._dynamo.output_graph:OutputGraph.get_replayed_side_effect_source_refs": (
                 refused.side_effects_listed
-            ),
+            )
         },
+        takes="memo",
     ),
     Patch(
         what="print, breakpoint and loggers",

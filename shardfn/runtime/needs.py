@@ -32,6 +32,7 @@ class Needs:
         is_for_good: whether it is such code for all arguments.
         has_own_sizes: whether each rank needs a program of its own.
         may_write: whether it may write to buffers of modules.
+        places: the attributes and items that it stores values in.
     """
 
     error: CaptureError
@@ -40,6 +41,7 @@ class Needs:
     is_for_good: bool = False
     has_own_sizes: bool = False
     may_write: bool = False
+    places: tuple[Any, ...] = ()
 
 
 def attempt(stage: Callable[..., Any], request: Request, args: Any, kwargs: Any) -> Any:
@@ -51,4 +53,5 @@ def attempt(stage: Callable[..., Any], request: Request, args: Any, kwargs: Any)
     except CaptureError as error:
         has_own_sizes = isinstance(error, NeedsOwnSizes)
         may_write = any(text in str(error) for text in WRITES)
-        return Needs(error, has_own_sizes=has_own_sizes, may_write=may_write)
+        places = getattr(error.__cause__, "places", ())
+        return Needs(error, has_own_sizes=has_own_sizes, may_write=may_write, places=places)

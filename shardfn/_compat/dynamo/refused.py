@@ -6,12 +6,14 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ..threads import is_capturing
 from ..tracing import is_wrapped, unwrapped
 from . import generators
+from .restored import Place
 from .shells import opened
 from .tensor_classes import class_name, holds_tensors, is_foreign, is_foreign_class
 
@@ -184,10 +186,10 @@ def class_refused(wrap: Callable[..., Any], builder: Any, value: Any) -> Any:
     return wrap(builder, value)
 
 
-def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
+def side_effects_listed(memo: Any, listed: Any, output: Any, **options: Any) -> list[str]:
     """The sources of the objects that a function changes, for the error that refuses them, with
     the attributes and keys that change. Torch leaves out the dicts of torch.export: in a capture
-    there are none.
+    there are none. Notes the places that a function may store values in.
     """
     if not is_capturing():
         return listed(output, **options)
@@ -201,11 +203,54 @@ def side_effects_listed(listed: Any, output: Any, **options: Any) -> list[str]:
         if isinstance(getattr(variable, "mutation_type", None), outside)
     ]
     stored = output.side_effects.store_attr_mutations
+    places = [_places(output, x, stored.get(x, {})) for x in changed]
+    if all(rows is not None for rows in places):
+        memo.places = tuple(place for rows in places for place in rows or ())
     return [
         _get_source_debug_name(variable.source) + part
         for variable in changed
         for part in _changed_parts(variable, stored.get(variable, {})) or [""]
     ]
+
+
+def _places(output: Any, variable: Any, stored: dict[str, Any]) -> list[Place] | None:
+    """List the attributes of an object, or the keys of a dict, that a function stores values in.
+    Buffers of modules are left out. None if it changes the object in another way.
+    """
+    from torch._dynamo.variables.misc import DeletedVariable
+
+    try:
+        owner = output.resolve_source_value(variable.source)
+    except Exception:
+        return None
+    if any(isinstance(x, DeletedVariable) for x in stored.values()):
+        return None
+    if stored and isinstance(variable.mutation_type, _attributes()):
+        own = getattr(type(owner), "__setattr__", None)
+        is_plain = own in (object.__setattr__, torch.nn.Module.__setattr__)
+        if not is_plain or isinstance(owner, type) or not hasattr(owner, "__dict__"):
+            return None
+        buffers = getattr(owner, "_buffers", ())
+        others = {*getattr(owner, "_parameters", ()), *getattr(owner, "_modules", ())}
+        if not others.isdisjoint(stored):
+            return None
+        return [Place(owner, "attr", name) for name in stored if name not in buffers]
+    held = getattr(variable, "_base_vt", None) or variable
+    before, now = getattr(held, "original_items", None), getattr(held, "items", None)
+    if type(owner) is not dict or not isinstance(before, dict) or not isinstance(now, dict):
+        return None
+    keys = [key.vt for key in now]
+    is_gone = any(key not in keys for key in before)
+    new = [k.vt for k, x in now.items() if k.vt not in before or held.is_new_item(before[k.vt], x)]
+    if is_gone or not all(key.is_python_constant() for key in new):
+        return None
+    return [Place(owner, "item", key.as_python_constant()) for key in new]
+
+
+def _attributes() -> type:
+    from torch._dynamo.variables.base import AttributeMutationExisting
+
+    return AttributeMutationExisting
 
 
 def _changed_parts(variable: Any, stored: Iterable[str]) -> list[str]:

@@ -5,11 +5,20 @@ torch.func.functional_call does, and attributes with constants, such as flags.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
 from .guards import Itself, Read
+
+
+class Place(NamedTuple):
+    """An attribute of an object, or an item of a dict, that a function stores a value in."""
+
+    owner: Any
+    kind: str  # "attr" or "item"
+    name: Any
+
 
 SIDE_EFFECTS = "certain side effects happened"  # in torch's error
 
@@ -26,6 +35,8 @@ class Memo:
     before: list[tuple[Any, str, Any]] = attrs.field(factory=list)
     is_all: bool = True  # whether the function writes nothing else
     reads: list[Read] = attrs.field(factory=list)  # attributes that stay as they are
+    # where a function stores values, if it changes nothing else
+    places: tuple[Place, ...] = ()
 
     def note(self, owner: Any, attributes: dict[str, Any]) -> None:
         """Add the writes to one object."""

@@ -22,6 +22,7 @@ def read_with_lazy_attributes(read: Callable[[_compat.Memo], Reading]) -> Readin
         return read(memo)
     except Exception as error:
         if not memo.write(error):
+            error.places = memo.places
             raise
     try:
         return read(_compat.Memo())

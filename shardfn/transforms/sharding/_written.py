@@ -1,5 +1,6 @@
 """Functions that write to the buffers of modules which they close over, such as the statistics of
-BatchNorm: the new values are results, which the call writes to the buffers.
+BatchNorm, or store values outside of themselves, such as activations: these are results, which
+the call writes to their places.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ._distribute import full
 
 Place = tuple[torch.nn.Module, str]  # a module, and the name of a buffer
 Places = tuple[Place, ...]
+Stores = tuple[_compat.Place, ...]
 # a module, a weight that a hook computes before each of its calls, and the hook
 Weight = tuple[torch.nn.Module, str, Any]
 Weights = tuple[Weight, ...]
@@ -49,7 +51,7 @@ class Writes:
 
     def __init__(self, fn: Callable[..., Any], modules: list[torch.nn.Module]) -> None:
         self.fn, self.modules = fn, modules
-        self.requests: dict[tuple[bool, ...], tuple[Places, Request]] = {}
+        self.requests: dict[tuple[bool, ...], tuple[Places, Stores, Request]] = {}
 
     def places(self) -> Places:
         """The buffers of the modules as they are now. A tensor that is two of them is left out."""
@@ -100,48 +102,72 @@ class Writes:
         made: contextlib.ExitStack,
     ) -> Any:
         """`staged`, of modules without the weights that hooks compute."""
-        places, request = before = self.requests.get(self.modes(), ((), asked))
+        places, stores, request = before = self.requests.get(self.modes(), ((), (), asked))
+        made.enter_context(without_stored(stores))
         out = needs if needs is not None else attempt(stage, request, args, kwargs)
         while isinstance(out, Needs):
             made.enter_context(_compat.made_or_not(out.error))
+            if new := self.new_stores(out.places, stores):
+                stores = (*stores, *new)
+                made.enter_context(without_stored(new))
+                request = writing(asked, places, weights, stores)
+                refuse_untraceable(request, args, kwargs, out.error)
+                out = attempt(stage, request, args, kwargs)
+                continue
             every = self.places() if out.may_write else places
             is_asked = request is asked and bool(weights)
             if set(every) == set(places) and not is_asked:
                 return out
-            few = self.few(asked, every, weights, args, kwargs, out)
+            few = self.few(asked, every, weights, stores, args, kwargs, out)
             if isinstance(few, Needs):
                 return few
             # a buffer that takes its own value again does not count as written to
             places = every if set(few) == set(places) else few
-            request = writing(asked, places, weights)
+            request = writing(asked, places, weights, stores)
             out = attempt(stage, request, args, kwargs)
-        if request is not before[1]:
-            self.requests[self.modes()] = places, request
+        if request is not before[2]:
+            self.requests[self.modes()] = places, stores, request
         is_more = request is not asked and stage is call
-        return written(places, out) if is_more else out
+        return written(places, stores, out) if is_more else out
+
+    def new_stores(self, found: Stores, known: Stores) -> Stores:
+        """The places that a function stores values in, besides the known ones and buffers."""
+        tables = [_compat.buffers_of(module) for module in modules_of(self.fn)]
+        others = (place for place in found if not any(place.owner is table for table in tables))
+        return tuple(place for place in others if not _is_among(place, known))
 
     def modes(self) -> tuple[bool, ...]:
         """Return the training flag of each module, which keys the buffers that a call writes."""
         return tuple(module.training for module in self.modules)
 
     def few(
-        self, asked: Request, places: Places, weights: Weights, args: Any, kwargs: Any, needs: Needs
+        self,
+        asked: Request,
+        places: Places,
+        weights: Weights,
+        stores: Stores,
+        args: Any,
+        kwargs: Any,
+        needs: Needs,
     ) -> Places | Needs:
         """Those of these buffers that a call writes to. What the function needs, if it writes to
         something else too, or reads one of these buffers by another way than its module.
         """
-        traced = attempt(trace, writing(asked, places, weights), args, kwargs)
+        traced = attempt(trace, writing(asked, places, weights, stores), args, kwargs)
         if isinstance(traced, Needs):
             return needs if traced.may_write else traced
         few = changed(traced, places)
         return needs if are_read(traced, few) else few
 
 
-def writing(asked: Request, places: Places, weights: Weights) -> Request:
-    """A request for a function as one that also returns the values of buffers after it."""
-    fn = _returning(asked.fn, places, weights)
-    out = (asked.out_placements, P()) if asked.needs_mesh else None
-    around = Around(_as_they_are, lambda out: written(places, out))
+def writing(asked: Request, places: Places, weights: Weights, stores: Stores) -> Request:
+    """A request for a function as one that also returns what it stores, and the values of buffers
+    after it.
+    """
+    fn = _returning(asked.fn, places, weights, stores)
+    result = (asked.out_placements, None) if stores else asked.out_placements
+    out = (result, P()) if asked.needs_mesh else None
+    around = Around(_as_they_are, lambda out: written(places, stores, out))
     options = {"fn": fn, "out_placements": out, "around": around}
     made = attrs.evolve(asked, **options, structure=None)
     made.store.kin = asked.store.kin
@@ -153,8 +179,12 @@ def _as_they_are(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
     return args, kwargs
 
 
-def _returning(fn: Callable[..., Any], places: Places, weights: Weights) -> Callable[..., Any]:
+def _returning(
+    fn: Callable[..., Any], places: Places, weights: Weights, stores: Stores
+) -> Callable[..., Any]:
     tables = [(_compat.buffers_of(module), name) for module, name in places]
+    attributes = [(owner, name) for owner, kind, name in stores if kind == "attr"]
+    items = [(owner, name) for owner, kind, name in stores if kind == "item"]
 
     @_compat.read_by_dynamo
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -167,9 +197,54 @@ def _returning(fn: Callable[..., Any], places: Places, weights: Weights) -> Call
             buffers[name] = x
         for module, name, _ in weights:
             delattr(module, name)
-        return out, after
+        stored = []
+        for owner, name in attributes:
+            is_stored = name in owner.__dict__
+            stored.append((is_stored, getattr(owner, name) if is_stored else None))
+            if is_stored:
+                delattr(owner, name)
+        for owner, name in items:
+            is_stored = name in owner
+            stored.append((is_stored, owner[name] if is_stored else None))
+            if is_stored:
+                del owner[name]
+        return ((out, stored) if stores else out), after
 
     return run
+
+
+def refuse_untraceable(request: Request, args: Any, kwargs: Any, error: Exception) -> None:
+    """Refuse a function that stores values, in the words of its refusal, where they cannot be
+    results: it reads the values of the call before, or they are of a derivative inside.
+
+    Raises:
+        CaptureError: the given one.
+    """
+    try:
+        out = attempt(trace, request, args, kwargs)
+    except Exception:
+        raise error from None
+    if isinstance(out, Needs) and not (out.may_write or out.is_of_ranks or out.has_own_sizes):
+        raise error
+
+
+def _is_among(place: _compat.Place, stores: Stores) -> bool:
+    owner, *rest = place
+    return any(owner is other and rest == others for other, *others in stores)
+
+
+@contextlib.contextmanager
+def without_stored(stores: Stores) -> Iterator[None]:
+    """Places without the values that the call before has stored. Those that the call does not
+    store again are put back.
+    """
+    tables = [(owner.__dict__ if kind == "attr" else owner, name) for owner, kind, name in stores]
+    before = [(table, name, table.pop(name)) for table, name in tables if name in table]
+    try:
+        yield
+    finally:
+        for table, name, x in before:
+            table.setdefault(name, x)
 
 
 def weights_of(modules: Sequence[torch.nn.Module]) -> Weights:
@@ -256,9 +331,18 @@ def _is_input(node: Any) -> bool:
     return node.op == "placeholder"
 
 
-def written(places: Places, out: tuple[Any, Sequence[torch.Tensor]]) -> Any:
-    """Copy the new buffer values of a call into the modules, and return the user's result."""
+def written(places: Places, stores: Stores, out: Any) -> Any:
+    """Store what a call stores, copy the new values of buffers into the modules, and return the
+    user's result.
+    """
     result, after = out
+    result, stored = result if stores else (result, ())
+    ordered = sorted(stores, key=lambda place: place.kind)  # as `_returning` has them
+    for (owner, kind, name), (is_stored, x) in zip(ordered, stored, strict=True):
+        if is_stored and kind == "attr":
+            setattr(owner, name, x)
+        elif is_stored:
+            owner[name] = x
     if current_world().kind == "fake":  # without values
         return result
     with torch.no_grad():

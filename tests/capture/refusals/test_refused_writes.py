@@ -96,17 +96,22 @@ def test_a_counter_is_refused_and_stays_as_it_was() -> None:
         assert box.count == 0
 
 
-def test_a_tensor_beside_a_constant_is_refused_and_nothing_is_stored() -> None:
-    box = Box()
+def test_a_tensor_beside_a_constant_is_stored_and_a_nonlocal_refuses_both() -> None:
+    box, held = Box(), None
 
-    def fn(x: torch.Tensor) -> torch.Tensor:
+    def fn(x: torch.Tensor, also: bool = False) -> torch.Tensor:
+        nonlocal held
         box.mode = "stored"
         box.kept = x
+        if also:
+            held = x
         return x
 
     with pytest.raises(sf.CaptureError, match="changes something outside of itself"):
-        jitted(fn)(X)
-    assert box.mode == "x" and box.kept is None
+        jitted(fn)(X, True)
+    assert box.mode == "x" and box.kept is None and held is None
+    jitted(fn)(X)
+    assert box.mode == "stored" and torch.equal(box.kept, X)
 
 
 def test_parameters_of_a_module_that_is_closed_over_name_functionalize() -> None:

@@ -274,3 +274,110 @@ def test_a_value_of_another_shape_is_refused_by_name() -> None:
     fn = sf.jit(Grows(), backend="aten")
     with pytest.raises(sf.TreeError, match="Grows, buffer last: the function stores"):
         fn(torch.ones(2))
+
+
+class Keeps(nn.Module):
+    """Activations that forward stores: a tensor, a list, items of a dict, and an auxiliary loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 3)])
+        self.norm = nn.BatchNorm1d(3)
+        self.last = None
+        self.stats: dict[str, Any] = {}
+
+    def forward(self, x: torch.Tensor, keep: bool = True) -> torch.Tensor:
+        self.features = []
+        for i, layer in enumerate(self.layers):
+            x = layer(x).tanh()
+            self.features.append(x)
+            self.stats[f"mean{i}"] = {"of": x.mean(), "rows": x.shape[0]}
+        if keep:
+            self.last = x
+        self.loss = x.square().mean()
+        return self.norm(x)
+
+
+def kept(net: nn.Module) -> Any:
+    return sf.full([net.last, net.features, net.stats, net.loss])
+
+
+@pytest.mark.parametrize("way", ["jit", "shard"])
+def test_a_module_has_the_activations_that_it_stores(way: str) -> None:
+    torch.manual_seed(1)
+    net, plain = Keeps().double(), Keeps().double()
+    plain.load_state_dict(net.state_dict())
+    with simulated(dp=3) as mesh:
+        jit = functools.partial(sf.jit, backend="aten")
+        fn = jit(net) if way == "jit" else sf.shard(net, mesh, (P("dp"), None))
+        for x, _ in BATCHES:
+            net.zero_grad(), plain.zero_grad()
+            got, wanted = fn(x), plain(x)
+            assert_close(sf.full(got), wanted)
+            assert_close(kept(net), kept(plain))
+            assert_close(net.norm.running_mean, plain.norm.running_mean)
+            (got.sum() + net.loss).backward(), (wanted.sum() + plain.loss).backward()
+            gradients = [[sf.full(p.grad) for p in x.parameters()] for x in (net, plain)]
+            assert_close(*gradients)
+        before = cache.counts["captures"]
+        fn(BATCHES[0][0])
+        assert cache.counts["captures"] == before
+        fn(BATCHES[1][0], False), plain(BATCHES[0][0]), plain(BATCHES[1][0], False)
+        assert_close(kept(net), kept(plain))
+
+
+def test_hooks_store_in_a_dict_of_ones_own() -> None:
+    found: dict[str, Any] = {"other": 1}
+    net = normed().requires_grad_(False).double().eval()
+    for name, part in net.named_children():
+        part.register_forward_hook(lambda _, args, out, name=name: found.update({name: out}))
+    net[0].register_forward_hook(lambda _, args, out: found.__setitem__("input", args[0]))
+    with simulated(dp=2) as mesh:
+        fn = sf.shard(net, mesh, P("dp"))
+        for x, _ in BATCHES[:2]:
+            fn(x)
+            got = sf.full(found)
+            net(x)
+            assert_close(got, found)
+            assert set(found) == {"other", "input", "0", "1", "2"}
+
+
+class Loss(nn.Linear):
+    """A loss beside the result."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        self.loss = y.square().mean()
+        return y
+
+
+class Recurrent(nn.Module):
+    """A state that each call reads and stores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = torch.zeros(3, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = (self.state + x).tanh()
+        return self.state * 2
+
+
+@pytest.mark.parametrize("way", ["reads it", "grad", "vmap", "scan"])
+def test_what_cannot_be_a_result_is_refused_and_left_as_it_was(way: str) -> None:
+    x = torch.ones(3, dtype=torch.float64)
+    net: Any = Recurrent() if way == "reads it" else Loss().double().eval()
+    x = x if way == "reads it" else BATCHES[0][0]
+    fn = {
+        "reads it": sf.jit(net),
+        "grad": sf.grad(lambda x: net(x).sum()),
+        "vmap": sf.jit(sf.vmap(lambda x: net(x[None])[0])),
+        "scan": sf.jit(lambda x: sf.scan(lambda c, _: (c + net(c).sum(), None), x, length=2)[0]),
+    }[way]
+    before = dict(net.__dict__)
+    with pytest.raises(sf.CaptureError, match="changes something outside"):
+        fn(x)
+    assert net.__dict__ == before
