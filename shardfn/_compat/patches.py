@@ -142,23 +142,30 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="guards on what a function reads besides its arguments",
         why="an object that two names lead to has a guard for one of them; what a function without "
-        "a source closes over is taken for new",
+        "a source closes over is taken for new; the globals of a file that sys.modules does not "
+        "have are those of a module of its name",
         lost="a later change of what a function reads would go unnoticed",
         until="later than 2.15",
         calls={
             BUILDER + "make_dupe_guard": reading.guarded_twice,
             VARIABLES + "UserFunctionVariable.get_source": guards.found_again,
             "torch._dynamo.variables.functions:invoke_and_store_as_constant": guards.without_source,
+            "torch._dynamo.symbolic_convert:InliningInstructionTranslator."
+            "get_globals_source_and_value": guards.globals_of,
         },
     ),
     Patch(
-        what="guards on code, and on objects that are put back",
+        what="guards on code, and objects that change",
         why="code that is replaced in place has no guard; an object that has its own items again "
-        "counts as changed, as of functional_call",
+        "counts as changed, as of functional_call; what changes is said in a text alone, without "
+        "attributes and keys",
         lost="a function whose code is replaced would be taken for the old one",
         calls={
             VARIABLES + "UserFunctionVariable.bind_args": guards.code_noted,
             "torch._dynamo.side_effects:SideEffects.is_modified": restored.is_changed,
+            "torch._dynamo.output_graph:OutputGraph.get_replayed_side_effect_source_refs": (
+                refused.side_effects_listed
+            ),
         },
         takes="memo",
     ),
@@ -213,19 +220,6 @@ READING = (  # a captured function, by Dynamo
             f"{TRANSLATOR}._attach_traceback_to_exception": reading.raised_here,
             BUILDER + "VariableBuilder.wrap_tensor": reading.dual_wrapped,
         },
-    ),
-    Patch(
-        what="what a function changes outside of itself, in errors",
-        why="the text of torch's error is all that says it, without attributes and keys",
-        lost="modules could not store activations, and errors would not name what changes",
-        until="later than 2.15",
-        on_missing=DEGRADE,
-        calls={
-            "torch._dynamo.output_graph:OutputGraph.get_replayed_side_effect_source_refs": (
-                refused.side_effects_listed
-            )
-        },
-        takes="memo",
     ),
     Patch(
         what="print, breakpoint and loggers",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -158,6 +159,23 @@ def found_again(get: Callable[[Any], Any], function: Any) -> Any:
     output = InstructionTranslator.current_tx().output
     name = re.sub(r"\W", "", function.fn.__name__)
     return GlobalSource(output.install_global_by_id(f"{FUNCTION}_{name}", function.fn))
+
+
+def globals_of(read: Callable[..., Any], translator: Any, name: str) -> tuple[Any, Any, Any]:
+    """The globals of a function that Dynamo reads, as a value, a variable and a source: those of
+    its module, or a dict of their own where sys.modules has no such module, or another one.
+    """
+    from torch._dynamo.source import DictGetItemSource, GlobalSource
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    scope = translator.f_globals
+    module = sys.modules.get(str(scope.get("__name__")))
+    is_package = "torch_package" in str(scope.get("__name__"))
+    if is_package or (module is not None and vars(module) is scope):
+        return read(translator, name)
+    source = GlobalSource(translator.output.install_global_by_id("___unnamed_scope", scope))
+    variable = VariableBuilder(translator, source)(scope)
+    return scope, variable, DictGetItemSource(source, name)
 
 
 def code_noted(

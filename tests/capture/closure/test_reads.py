@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import runpy
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -56,3 +60,55 @@ def test_what_a_closed_over_module_has_is_read_again(requires_grad: bool) -> Non
     ):
         change()
         torch.testing.assert_close(fn(x), model(x) * model.scale)
+
+
+LOADED = """
+K = 2.0
+
+class Scaled:
+    def __init__(self, k):
+        self.k = k
+
+    def of(self, x):
+        return x * self.k * K
+
+def helper(x):
+    return x * K
+
+def fn(x):
+    return helper(x) + Scaled(3.0).of(x)
+"""
+
+
+def loaded(way: str, path: Any) -> dict[str, Any]:
+    """The globals of a file that sys.modules does not have, or has another module in place of."""
+    path.write_text(LOADED)
+    if way == "runpy":
+        return runpy.run_path(str(path))
+    if way == "exec":
+        scope: dict[str, Any] = {"__name__": "loaded_file"}
+        exec(compile(LOADED, "<string>", "exec"), scope)
+        return scope["fn"].__globals__
+    spec: Any = importlib.util.spec_from_file_location("loaded_file", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return vars(module)
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["", "another has the name"])
+@pytest.mark.parametrize("way", ["runpy", "exec", "importlib"])
+def test_functions_of_a_file_have_its_globals(
+    way: str, is_taken: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = loaded(way, tmp_path / "loaded_file.py")
+    fn = scope["fn"]
+    if is_taken:
+        other = types.ModuleType(fn.__globals__["__name__"])
+        exec(LOADED.replace("2.0", "7.0"), vars(other))
+        monkeypatch.setitem(sys.modules, other.__name__, other)
+    x = torch.arange(3.0, dtype=torch.float64)
+    call = sf.jit(lambda x: fn(x), backend="aten")
+    torch.testing.assert_close(call(x), 8 * x)
+    torch.testing.assert_close(sf.grad(lambda x: fn(x).sum())(x), torch.full_like(x, 8))
+    fn.__globals__["K"] = 5.0
+    torch.testing.assert_close(call(x), 20 * x)
