@@ -7,9 +7,11 @@ return: every refusal is an error of our family, or a TypeError that names the f
 from __future__ import annotations
 
 import collections
+import contextlib
 import inspect
 import random
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -176,7 +178,12 @@ def failures(seed: int, count: int, names: list[str] | None = None) -> tuple[int
     """
     chosen, tried, found = random.Random(seed), 0, []
     outside = bad_methods.outside()
-    with sf.fake_world(2), warnings.catch_warnings(action="ignore"):
+    with (
+        sf.fake_world(2),
+        warnings.catch_warnings(action="ignore"),
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),  # a bad path is one that some function can write to
+    ):
         mesh = sf.make_mesh((2,), ("dp",))
         methods = bad_methods.methods([*bad_methods.objects(mesh), *outside])
         for name, fn in (functions() | methods).items():
