@@ -44,6 +44,11 @@ DENSE = (
     "they choose"
 )
 
+DETACHED = (
+    "x.detach() of arguments that need no gradient of a gradient; for attention "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+)
+
 DEVICES = "tensors on different devices meet in one op"
 ONE_DEVICE = "device=x.device where it makes a tensor; x.to(device) before the call for others"
 
@@ -250,6 +255,8 @@ def cause_in_tables(
 
 def _of_unknown_cause(error: BaseException, text: str) -> tuple[str, str]:
     """The problem and the suggestion where no table has the cause of an error."""
+    if match := re.search(r"derivative for aten::(\w+) is not implemented", text):
+        return f"it differentiates {match[1]}, of which torch has no derivative", DETACHED
     raised = _exception_text(text, "got") or _exception_text(text, "raised exception")
     if raised:
         return f"it raises {raised}", "a call that works on plain tensors"

@@ -12,6 +12,7 @@ from torch.testing._utils import wrapper_set_seed
 
 import shardfn as sf
 from shardfn import P
+from shardfn.capture.refusals import data_dependent
 
 X = torch.arange(6.0, dtype=torch.float64)
 GENERATOR = "it reads or seeds a generator of random numbers"
@@ -96,11 +97,35 @@ PROGRAMS = {
     "a seed of numpy": (seeds, GENERATOR),
     "a global": (counts, CHANGES + "COUNT"),
     "a list": (logs, CHANGES + "LOG"),
-    "a hook": (lambda x: HOOKED(x), CHANGES + "SEEN['out']"),
-    "a part of a module": (lambda x: NET(x), CHANGES + "NET.0.last"),
-    "of what is closed over": (closed_over(), CHANGES + "inner.last"),
-    "of the object itself": (HELD, CHANGES + "Holder.seen['x']"),
     "a branch": (lambda x: x if x.sum() > 0 else 2 * x, VALUE),
+}
+# what a function may store, but not under vmap
+STORED = {
+    "a hook": (lambda x: HOOKED(x), "SEEN['out']"),
+    "a part of a module": (lambda x: NET(x), "NET.0.last"),
+    "of what is closed over": (closed_over(), "inner.last"),
+    "of the object itself": (HELD, "Holder.seen['x']"),
+}
+# each function whose result's shape depends on values, or that reads one -> a program
+OF_VALUES: dict[str, Callable[[Any], Any]] = {
+    "nonzero": lambda x: x.nonzero(),
+    "argwhere": lambda x: torch.argwhere(x),
+    "where": lambda x: torch.where(x > 1)[0],
+    "getitem": lambda x: x[x > 1],
+    "masked_select": lambda x: x.masked_select(x > 1),
+    "unique": lambda x: torch.unique(x),
+    "unique_consecutive": lambda x: torch.unique_consecutive(x),
+    "bincount": lambda x: torch.bincount(x.long()),
+    "repeat_interleave": lambda x: x.repeat_interleave(x.long()),
+    "tensor_split": lambda x: x.tensor_split(x.long())[0],
+    "one_hot": lambda x: torch.nn.functional.one_hot(x.long()),
+    "_ctc_loss": lambda x: torch.nn.functional.ctc_loss(
+        x.reshape(2, 1, 3), x[:1].long().reshape(1, 1), x[1:2].long(), x[1:2].long()
+    ),
+    "item": lambda x: x * x.sum().item(),
+    "tolist": lambda x: x * x.tolist()[1],
+    "equal": lambda x: x if torch.equal(x, x + 1) else 2 * x,
+    "allclose": lambda x: x if torch.allclose(x, x + 1) else 2 * x,
 }
 OF_RANKS = {
     branches_on_its_step: VALUE,
@@ -125,3 +150,25 @@ def test_what_is_not_the_number_of_a_rank_is_not_called_one(fn: Any) -> None:
         with pytest.raises(sf.CaptureError) as caught:
             sf.jit(mapped, backend="aten")(X)
     assert str(caught.value).splitlines()[0].endswith(f": {OF_RANKS[fn]}")
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_a_vmap_stores_is_refused_with_its_place(name: str) -> None:
+    fn, place = STORED[name]
+    with pytest.raises(sf.CaptureError) as caught:
+        sf.jit(sf.vmap(fn), backend="aten")(X)
+    assert str(caught.value).splitlines()[0].endswith(f": {CHANGES}{place}")
+
+
+def test_each_row_has_a_program() -> None:
+    assert OF_VALUES.keys() == data_dependent.FUNCTIONS.keys()
+
+
+@pytest.mark.parametrize("name", OF_VALUES)
+def test_what_depends_on_values_is_refused_by_its_row(name: str) -> None:
+    problem, said, fix = data_dependent.FUNCTIONS[name]
+    with pytest.raises(sf.CaptureError) as caught:
+        sf.jit(OF_VALUES[name], backend="aten")(X)
+    first, *_, last = str(caught.value).splitlines()
+    assert first == f"jit(<lambda>): {problem.format(what=said)}"
+    assert last == f"  try: {fix}"
