@@ -21,7 +21,7 @@ SXM8 = attrs.evolve(H100, float8=True)
 TITAN, ASYNC, BRIDGE = "torchtitan 2024-12", "torchtitan 2025-06", "Megatron-Bridge 25.11"
 GIB = 2**30
 COPIED = "asynchronous tensor parallelism, not modelled, copies sequences of several rows"
-SLOW_ATTENTION = "met if attention reached 0.24 of the peak; shorter sequences do not say"
+SLOW_ATTENTION = "met if attention reached 0.23 of the peak; shorter sequences do not say"
 OTHER_KERNELS = "the fit is of a card of 500 W, with torch's attention and casts"
 # of asynchronous tensor parallelism: all that it sends is hidden
 HIDDEN = {"tp": sf.Link(0.0, float("inf"))}

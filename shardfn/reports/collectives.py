@@ -19,6 +19,7 @@ from ..types import Collective
 from .strings import Strings
 
 SHOWN = 3  # paths in a text
+PARAMETER = "parameter gather"
 Key = tuple[Any, ...]  # what the collectives of a row, or events, have in common
 
 
@@ -31,11 +32,16 @@ class Reason:
         instead: the placements with which they are not sent, or a constraint to try; empty if none
             is known.
         saves: what the placements save, as a plan with them says; empty for a constraint.
+        is_asked: whether a placement asks for them, as that of a parameter which is gathered to
+            be used.
+        lines: those of the members of a bucket, which has none of its own.
     """
 
     why: str
     instead: str = ""
     saves: str = ""
+    is_asked: bool = False
+    lines: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -161,6 +167,13 @@ def _row(
     )
 
 
+def _asked(x: SentByLine, reason: Reason) -> str:
+    """Return what asks for collectives."""
+    if not x.implicit:
+        return "a placement"
+    return PARAMETER if reason.is_asked else "implicit"
+
+
 def collective_rows(
     sent: Sequence[SentByLine], reasons: Mapping[SentByLine, Reason], strings: Strings
 ) -> list[dict[str, Any]]:
@@ -180,7 +193,8 @@ def collective_rows(
             "axis": strings.number(x.axis),
             "source": strings.number(x.source),
             "module": strings.number(x.module),
-            "implicit": x.implicit,
+            "asked": strings.number(_asked(x, reason)),
+            "lines": [strings.number(line) for line in reason.lines],
             "count": x.count,
             "nbytes": x.nbytes,
             "seconds": x.seconds,

@@ -188,5 +188,6 @@ def contents_of(
         "placements": placement_rows(lowered.placements.table, strings),
         "program": program_rows(step.programs),
     }
+    contents["lines"] = strings.lines()
     contents["strings"] = strings.texts()
     return contents

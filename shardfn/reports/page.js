@@ -49,6 +49,7 @@ function place(source, module) {
   const cell = element("span");
   if (module) cell.append(code(text(module)), element("br"));
   if (source) cell.append(element("span", { title: text(source) }, baseName(text(source))));
+  if (contents.lines[source]) cell.append(element("br"), element("small", { class: "line" }, code(contents.lines[source])));
   if (!module && !source) cell.append("no line");
   return cell;
 }
@@ -188,7 +189,9 @@ function memoryChart(m, used, wide) {
   const high = 240, left = 70, top = 14, bottom = 22;
   const inner = wide - left - 8, tall = high - top - bottom, n = m.moments.length;
   const total = (row) => row.slice(2).reduce((a, b) => a + b, 0);
-  const most = Math.max(m.peak, ...m.moments.map(total)) || 1;
+  const peak = Math.max(m.peak, ...m.moments.map(total)) || 1, capacity = contents.summary.capacity;
+  const isNear = capacity && capacity < 4 * peak;
+  const most = isNear ? Math.max(peak, capacity) : peak;
   const x = (k) => left + (inner * k) / n, y = (size) => top + tall * (1 - size / most);
   const svg = drawn("svg", { viewBox: `0 0 ${wide} ${high}`, class: "chart", tabindex: "0", role: "img",
     "aria-label": `Memory over ${m.ops} ops; the peak is ${bytes(m.peak)}. Arrow keys move along the step.` });
@@ -211,6 +214,11 @@ function memoryChart(m, used, wide) {
     label.textContent = name;
     svg.append(label, drawn("line", { x1: x(from), x2: x(from), y1: top, y2: high - 4, stroke: "var(--soft)", "stroke-dasharray": "2 3" }));
   });
+  if (isNear) {
+    const label = drawn("text", { x: wide - 12, y: Math.max(y(capacity) + 12, 12), "text-anchor": "end" });
+    label.textContent = `a device has ${bytes(capacity)}`;
+    svg.append(drawn("line", { x1: left, x2: wide - 8, y1: y(capacity), y2: y(capacity), class: "capacity" }), label);
+  }
   const cursor = drawn("line", { y1: top, y2: high - bottom, stroke: "var(--ink)", "stroke-width": "1.5" });
   svg.append(cursor);
   const readout = element("p", { class: "readout", "aria-live": "polite" });
@@ -235,7 +243,9 @@ function memoryChart(m, used, wide) {
   });
   show(at);
   const names = used.map(([name, kind]) => [colour(kind), name]);
-  return [svg, keys(names), readout];
+  const room = capacity && !isNear ? [element("p", { class: "note" },
+    `A device has ${bytes(capacity)}, ${Math.round(capacity / peak).toLocaleString("en")} times the peak: above this picture.`)] : [];
+  return [svg, keys(names), readout, ...room];
 }
 
 function peakOf(m) {
@@ -270,7 +280,7 @@ function drawCollectives() {
   const rows = contents.collectives.map((row) => [
     swatched(colour(axes.indexOf(text(row.axis)) + 1), code(`${text(row.kind)}${row.op ? " " + text(row.op) : ""} over ${text(row.axis)}`)),
     sized(row.nbytes), counted(row.count), timed(row.seconds), timed(row.exposed),
-    row.implicit ? element("span", { class: "tag warn" }, "implicit") : element("span", { class: "tag plain" }, "a placement"),
+    element("span", { class: text(row.asked) === "implicit" ? "tag warn" : "tag plain" }, text(row.asked)),
     sentFrom(row)]);
   const details = contents.collectives.map((row) => (row.why || row.instead ? remedy(row) : null));
   if (!rows.length) {
@@ -281,6 +291,25 @@ function drawCollectives() {
   byId("sent").append(...table("Collectives of a step by line, the longest wait first; bytes are the payload of a rank: of a gather what it has afterwards",
     [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"], ["Asked by", ""], ["Module and line", "where"]],
     rows, { filter: "Find a collective", details }));
+  drawSentByLine();
+}
+
+// The collectives of each line. Those of a bucket count for the lines of its members.
+function drawSentByLine() {
+  const sums = new Map();
+  for (const row of contents.collectives) {
+    const lines = row.source ? [row.source] : row.lines.length ? row.lines : [0];
+    for (const line of lines) {
+      const sum = sums.get(line) ?? { nbytes: 0, count: 0, seconds: 0, exposed: 0 };
+      sum.count += row.count;
+      for (const name of ["nbytes", "seconds", "exposed"]) sum[name] += row[name] / lines.length;
+      sums.set(line, sum);
+    }
+  }
+  const rows = [...sums].sort(([, a], [, b]) => b.nbytes - a.nbytes).map(([line, sum]) => [
+    place(line, 0), sized(sum.nbytes), counted(sum.count), timed(sum.seconds), timed(sum.exposed)]);
+  byId("sent-by-line").append(...table("Collectives of a line, the most bytes first",
+    [["Line", "where"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"]], rows, { filter: "Find a line" }));
 }
 
 function mostSent() {
@@ -319,6 +348,10 @@ function sentFrom(row) {
   const numbers = row.buckets.length > 1 ? `buckets ${row.buckets[0]} to ${last}` : `bucket ${last}`;
   if (cell.childNodes.length) cell.append(element("br"));
   cell.append(element("small", {}, `${numbers}: ${text(row.carries)}`));
+  const shown = row.lines.slice(0, 3).map((line) => baseName(text(line)));
+  const others = row.lines.length - shown.length;
+  if (shown.length) cell.append(element("br"),
+    element("small", {}, `${text(row.kind) === "all_gather" ? "read at" : "gradients of"} ${shown.join(", ")}${others ? ` and ${plural(others, "other line")}` : ""}`));
   return cell;
 }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import attrs
 from torch.fx import Node
 
 from ..byte_sizes import human_bytes
 from ..collectives import ALL_GATHER
 from ..inspect.transfers import Transfer, communicating_moves, transfers
-from ..ops.nodes import origin_of
+from ..ops.nodes import args_of, origin_of
 from ..ops.placement import ALIGN
 from ..partition import layout, plan
 from ..partition.planner.start_costs import parameter_slots
@@ -34,12 +35,16 @@ def reasons(
         sent: its collectives, by line.
         found: the placements that spare some of them.
     """
-    by_key = _by_key(lowered)
+    by_key, lines = _by_key(lowered), _lines_of_gradients(lowered)
     rows = {}
     for row in sent:
         reason = by_key.get(key_of_row(row), Reason(""))
         if row.buckets and row.source is None:
-            reason = Reason("gradients or parameters of several lines, in one collective")
+            members = [line for leaf in row.leaves for line in lines.get(leaf, ())]
+            members = members or _lines_of_gathers(lowered, row)
+            why = "gradients or parameters of several lines, in one collective"
+            is_asked = row.kind == ALL_GATHER  # of parameters
+            reason = Reason(why, is_asked=is_asked, lines=tuple(dict.fromkeys(members)))
         suggestion = found.get(row)
         rows[row] = reason if suggestion is None else _spared(reason, suggestion)
     return rows
@@ -54,7 +59,33 @@ def _spared(reason: Reason, x: Suggestion) -> Reason:
         saves.append(f"a rank sends {human_bytes(before - after)} less")
     if holds < held:
         saves.append(f"its arguments take {human_bytes(held - holds)} less")
-    return Reason(reason.why, str(x), " and ".join(saves))
+    return attrs.evolve(reason, instead=str(x), saves=" and ".join(saves))
+
+
+def _lines_of_gradients(lowered: Lowered) -> dict[str, list[str]]:
+    """Return the lines that make the gradient of each argument, by its path."""
+    program = lowered.traced.program
+    graph = program.graph.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    paths = dict(zip(placeholders, program.in_paths, strict=False))
+    lines: dict[str, list[str]] = {}
+    for node in graph.find_nodes(op="call_function", target=ALIGN):
+        gradient, parameter = args_of(node)[:2]
+        if parameter in paths and (line := gradient.meta.get("source")):
+            lines.setdefault(paths[parameter], []).append(line)
+    return lines
+
+
+def _lines_of_gathers(lowered: Lowered, row: SentByLine) -> list[str]:
+    """Return the lines that read what some collectives without a line of their own gather."""
+    chosen = lowered.partition
+    kinds = [(step.node, move) for step, move in communicating_moves(chosen) if step.implicit]
+    found = [
+        node.meta.get("source")
+        for node, move in kinds
+        if (move.kind, chosen.axes.names[move.axis]) == (row.kind, row.axis)
+    ]
+    return [line for line in found if line]
 
 
 def _by_key(lowered: Lowered) -> dict[Key, Reason]:
@@ -80,7 +111,8 @@ def _by_key(lowered: Lowered) -> dict[Key, Reason]:
             asked = "the placement of a result" if step.node.op == "output" else "sf.constrain"
             reason = Reason(f"{asked} asks for it")
         elif step.source.number in parameters:
-            reason = Reason(f"a parameter that is sharded over {axis}, where it is used")
+            why = f"a parameter that is sharded over {axis}, where it is used"
+            reason = Reason(why, is_asked=True)
         else:
             reason = _implicit(chosen, step, move.axis, transfer, made)
         found.setdefault(key_of_move(chosen, step, move), reason)

@@ -271,3 +271,29 @@ def test_reductions_and_updates_are_no_part_of_the_forward(tmp_path: Path) -> No
         page = lowered.report(path=tmp_path / "report.html")
     (program,) = page.contents["program"]["blocks"]
     assert [block[0] for block in program[3]] == ["forward", "backward", "reductions and updates"]
+
+
+def test_rows_say_what_asks_for_them_and_the_lines_of_buckets(tmp_path: Path) -> None:
+    def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x @ params["up"])
+        return (h @ params["down"]).square().mean()
+
+    params = {"up": sf.ShapeDtype((8, 16)), "down": sf.ShapeDtype((16, 8))}
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((4,), ("dp",))
+        step = sf.shard(sf.bucketed_grad(loss), mesh, (P("dp"), P("dp")), backend="aten")
+        page = step.lower(params, sf.ShapeDtype((8, 8))).report(path=tmp_path / "report.html")
+    texts, lines = page.contents["strings"], embedded(tmp_path / "report.html")["lines"]
+    gathers, reductions = (
+        [x for x in page.contents["collectives"] if texts[x["kind"]] == kind]
+        for kind in ("all_gather", "reduce_scatter")
+    )
+    assert gathers
+    assert {texts[x["asked"]] for x in gathers} == {"parameter gather"}
+    assert {texts[x["asked"]] for x in reductions} == {"a placement"}
+    (bucket,) = reductions
+    gathered = [line for x in gathers for line in x["lines"] or [x["source"]]]
+    for numbers in (gathered, bucket["lines"]):
+        shown = {lines[str(number)] for number in numbers}
+        assert len(shown) == 2
+        assert all("@ params[" in line for line in shown), "the texts of the lines are shown"

@@ -126,13 +126,15 @@ def overlay(
     Source: trace event format of Chrome; torch.profiler.
 
     Example:
-        >>> import torch, shardfn as sf
+        >>> import pathlib, tempfile, torch, shardfn as sf
         >>> from torch.profiler import ProfilerActivity, profile
         >>> step, x = sf.jit(lambda x: (x @ x).sum(), backend="aten"), torch.ones(64, 64)
         >>> with profile(activities=[ProfilerActivity.CPU]) as run:
         ...     _ = step(x), step(x)
-        >>> run.export_chrome_trace("/tmp/profiler.json")
-        >>> sf.overlay(step.lower(x), "/tmp/profiler.json").calls
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = str(pathlib.Path(folder, "profiler.json"))
+        ...     run.export_chrome_trace(file)
+        ...     sf.overlay(step.lower(x), file).calls
         2
     """
     accept(WHERE, profile=profile, path=path)
