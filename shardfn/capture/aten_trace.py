@@ -27,6 +27,7 @@ from .control_flow import scan_residuals, trim_loops
 from .drawing import draws
 from .refusals.refused_writes import OF_BODY, refuse_collectives, refuse_mutation
 from .rewrites import as_strided
+from .rewrites.flat_lookups import flatten_lookups
 from .rewrites.in_place_ops import without_writes
 from .rewrites.padded_convolutions import join_padding
 from .rewrites.reverse_cumulative import join_flips
@@ -167,6 +168,7 @@ def simplified(graph: torch.fx.Graph) -> torch.fx.Graph:
     scan_residuals.simplify(graph)
     out = recompute(graph)
     join_padding(out)
+    flatten_lookups(out)
     trim_loops.trim(out)
     return out
 

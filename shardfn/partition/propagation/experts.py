@@ -42,6 +42,7 @@ from .local_sorts import (
     RowOp,
     Rows,
     RowShard,
+    is_ascending,
     is_constant_along,
     is_filled,
     local_sorts,
@@ -611,14 +612,14 @@ class Dispatch:
         return route
 
     def _sorted_keys(self) -> tuple[plan.Slot, ...]:
-        """Return the sorted elements of a rank; where the program does not sort them, they are
-        sorted, and the order and its inverse follow.
+        """Return the sorted elements of a rank; where the program does not sort them, or has the
+        greatest first, they are sorted, and the order and its inverse follow.
         """
         walk, node = self.walk, self.node
         is_sorted = node.target in SORTS
         value = walk.values[node][0] if is_sorted else walk.values[self.sort.elements]
         elements = walk.redistribute(value, self.elements, node, implicit=True)
-        if is_sorted:
+        if is_sorted and is_ascending(node):
             return (elements,)
         dtypes = (elements.value.dtype, torch.int64, torch.int64)
         shape = elements.value.shape

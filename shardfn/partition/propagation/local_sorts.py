@@ -326,7 +326,7 @@ def lookup(r: Reading) -> RowOp | None:
     row = RowShard(dim)
     numbered, kind_of_x, kind_of_rows = (row, Rows(dim), None)
     if isinstance(kind.holds, int):
-        are_keys = kind.holds == 1 and r.is_ascending and _same(x, r.elements)
+        are_keys = kind.holds == 1 and _same(x, r.elements)
         numbered, kind_of_x = RowShard(dim, kind.holds), None
         kind_of_rows = Rows(dim, KEYS if are_keys else None)
     roles: dict[Node, Role] = {x: numbered, at: RowShard(kind.dim)}
@@ -532,6 +532,11 @@ def local_sorts(graph: Graph, name: str) -> dict[Node, LocalSort]:
     return found
 
 
+def is_ascending(sort: Node) -> bool:
+    """Return whether a sort puts the least element first."""
+    return not named(sort.target, sort.args, sort.kwargs)["descending"]
+
+
 class _Search:
     """A pass over a graph that follows the rows of one sort until they are put back or summed."""
 
@@ -539,7 +544,7 @@ class _Search:
         options = named(sort.target, sort.args, sort.kwargs)
         self.sort, self.name = sort, name
         self.elements: Node = options["self"]
-        self.is_ascending = not options["descending"]
+        self.is_ascending = is_ascending(sort)
         self.ops: dict[Node, RowOp] = {}
         self.kinds: dict[Node, tuple[Kind, ...]] = {}  # of the results of each node
 
@@ -551,8 +556,7 @@ class _Search:
         for node in graph.nodes:
             if node is self.sort:
                 earlier = tuple(self.ops)
-                keys = Rows(0, KEYS if self.is_ascending else None)
-                self.note(node, RowOp((ROWS,), (ROWS, ROWS), (keys, PLACES)))
+                self.note(node, RowOp((ROWS,), (ROWS, ROWS), (Rows(0, KEYS), PLACES)))
             elif not self.follow(node):
                 return None
         kinds = {node: kinds[0] for node, kinds in self.kinds.items() if kinds}

@@ -67,10 +67,10 @@ def back(rows: torch.Tensor, perm: torch.Tensor) -> torch.Tensor:
     return rows[inverted].view(-1, K, rows.shape[-1]).sum(1)
 
 
-def by_products(product: Callable[..., torch.Tensor]) -> Form:
+def by_products(product: Callable[..., torch.Tensor], descending: bool = False) -> Form:
     def fn(p: Params, x: torch.Tensor) -> torch.Tensor:
         weights, ids = chosen(p, x)
-        ids, perm = torch.sort(ids)
+        ids, perm = torch.sort(ids, descending=descending)
         h = F.silu(product(x[perm // K], p["up"], ids)) + p["bias"][ids]
         y = product(h, p["down"], ids) * weights[perm].unsqueeze(-1)
         return back(y, perm) + x @ p["shared"]
@@ -104,12 +104,30 @@ def einsum(x: torch.Tensor, w: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return torch.einsum("rd,rdf->rf", x, w[ids])
 
 
+def of_two_dims(p: Params, x: torch.Tensor) -> torch.Tensor:
+    """Matrices by the numbers as they come, of tokens and of their choices."""
+    weights, ids = torch.topk(torch.softmax(x @ p["router"], -1), K, -1)
+    h = F.silu(x[:, None, None] @ p["up"][ids] + p["bias"][ids].unsqueeze(2))
+    y = (h @ p["down"][ids]).squeeze(2) * weights.unsqueeze(-1)
+    return y.sum(1) + x @ p["shared"]
+
+
+def of_one_token(p: Params, x: torch.Tensor) -> torch.Tensor:
+    weights, ids = torch.topk(torch.softmax(x @ p["router"], -1), K, -1)
+    h = F.silu(x.expand(K, 1, D) @ p["up"][ids] + p["bias"][ids].unsqueeze(1))
+    y = (h @ p["down"][ids])[:, 0] * weights.unsqueeze(-1)
+    return y.sum(0) + x @ p["shared"]
+
+
 FORMS: dict[str, Form] = {
     "grouped products": by_products(grouped),
     "a product for each row": by_products(each),
+    "the greatest first": by_products(each, descending=True),
     "weighted first": by_scattering,
     "unsorted": unsorted(each),
     "unsorted einsum": unsorted(einsum),
+    "unsorted, numbers of two dims": of_two_dims,
+    "unsorted, for each token": sf.vmap(of_one_token, (None, 0)),
 }
 
 

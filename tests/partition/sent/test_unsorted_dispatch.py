@@ -56,6 +56,12 @@ def of_one(up: torch.Tensor, down: torch.Tensor, x: torch.Tensor, ids: Any) -> t
     return torch.softmax(y, -1) * x
 
 
+def as_they_come(up: torch.Tensor, down: torch.Tensor, x: torch.Tensor, ids: Any) -> torch.Tensor:
+    """Numbers of two dims, without a list of rows."""
+    h = torch.nn.functional.silu(x[:, None, None] @ up[ids])
+    return (h @ down[ids]).sum((1, 2))
+
+
 def by_tokens(up: torch.Tensor, down: torch.Tensor, x: torch.Tensor, ids: Any) -> torch.Tensor:
     """Matrices of experts are added for each token, which takes them to the tokens."""
     w = up[ids.reshape(-1)].view(TOKENS, K, D, HIDDEN).sum(1)
@@ -94,6 +100,7 @@ TRAVEL: dict[str, tuple[Fn, int]] = {  # with how many exchanges
     "one product": (one_product, 4),
     "index_select": (selected, 3),  # the gradient of a sum is computed where it is read
     "one expert for each token": (of_one, 4),
+    "numbers of two dims": (as_they_come, 4),
 }
 
 
@@ -203,14 +210,16 @@ def test_rows_travel_under_other_transforms(change: str) -> None:
     assert exchanges == {"checkpoint": 6, "bucketed": 3, "twice": 8, "scan": 15, "vmap": 0}[change]
 
 
-def _results(backend: str) -> list[torch.Tensor]:
+def _results(fn: Fn, backend: str) -> list[torch.Tensor]:
     torch.set_num_threads(1)
     mesh = sf.make_mesh((2,), ("ep",))
-    sharded = sf.shard(step(layer), mesh, ON_EP, backend=backend, rows={"ep": "2x"})
+    sharded = sf.shard(step(fn), mesh, ON_EP, backend=backend, rows={"ep": "2x"})
     return [x.clone() for x in leaves(sf.full(sharded(*ARGS)))]
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_on_real_ranks_values_are_those_of_one_device(backend: str) -> None:
-    for real in run_ranks(2, _results, backend):
-        equal(real, step(layer)(*ARGS))
+@pytest.mark.parametrize(
+    ("fn", "backend"), [(layer, "aten"), (layer, "inductor"), (as_they_come, "aten")]
+)
+def test_on_real_ranks_values_are_those_of_one_device(fn: Fn, backend: str) -> None:
+    for real in run_ranks(2, _results, fn, backend):
+        equal(real, step(fn)(*ARGS))
