@@ -151,8 +151,11 @@ class _Rows:
 
     def filled(self, x: Node) -> Node | None:
         """Return merged rows that are filled with the number of a tensor; None for another one."""
-        number, value = _number(x), x.meta.get("val")
-        shape = None if number is None else self.merged(value.shape)
+        number = _number(x)
+        if number is None:
+            return None
+        value = x.meta["val"]
+        shape = self.merged(value.shape)
         if shape is None:
             return None
         like = {"dtype": value.dtype, "device": value.device}
@@ -251,7 +254,7 @@ class _Rows:
         rows = self.flat_of(args_of(node)[0])
         if rows is not None:
             with self.graph.inserting_before(node):
-                new = self.graph.call_function(node.target, (rows, *options))
+                new = self.graph.create_node("call_function", node.target, (rows, *options))
             self.replace(node, new)
 
     def compute(self, node: Node) -> None:
@@ -269,5 +272,7 @@ class _Rows:
             return
         merged: Callable[[Node], Any] = lambda x: flat.get(x) or self.merging(x, node)
         with self.graph.inserting_before(node):
-            rows = self.graph.call_function(node.target, torch.fx.map_arg(node.args, merged))
+            rows = self.graph.create_node(
+                "call_function", node.target, torch.fx.map_arg(node.args, merged)
+            )
         self.replace(node, rows)

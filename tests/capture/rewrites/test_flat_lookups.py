@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ X = torch.randn(T, D, dtype=torch.float64)
 W = torch.randn(E, D, F, dtype=torch.float64)
 B = torch.randn(E, F, dtype=torch.float64)
 IDS = torch.arange(T * K).view(T, K) % E
-Net = Callable[..., torch.Tensor]
+Net = Callable[..., Any]
 
 FLAT: dict[str, Net] = {
     "a product": lambda x, w, b, ids: (x[:, None, None] @ w[ids]).sum(1),
@@ -43,9 +44,10 @@ def lookups(net: Net) -> set[int]:
     """The dims of the numbers of lookups; the value and the gradients are those of torch."""
     loss = lambda x, w, b, ids: net(x, w, b, ids).sin().sum()
     leaves = [t.clone().requires_grad_() for t in (X, W, B)]
-    value = loss(*leaves, IDS)
+    x, w, b = leaves
+    value = loss(x, w, b, IDS)
     wanted = torch.autograd.grad(value, leaves, materialize_grads=True)
-    step = sf.value_and_grad(loss, argnums=(0, 1, 2))
+    step: Any = sf.value_and_grad(loss, argnums=(0, 1, 2))
     torch.testing.assert_close(step(X, W, B, IDS), (value, wanted), rtol=0, atol=1e-12)
     nodes = sf.jit(step).trace(X, W, B, IDS).program.graph.graph.nodes
     targets = torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default

@@ -8,7 +8,7 @@ steps of the plan, so the schedule starts each while the chunk before it is in u
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -186,6 +186,7 @@ class Ring:
             is_last = i == self.n - 1
             others = [out, rows] if is_last else [self.like(x) for x in sums]
             names = ("query", "block", "out", "logsumexp", *masks)
+            query = yield from self.after(query, sums[0])  # else all blocks are summed at once
             ins = [query, block, *sums, *(self.slots[name] for name in masks)]
             yield self.apply(names, ins, others, functools.partial(self.merge, i=i, outs=others))
             sums = others
@@ -212,7 +213,8 @@ class Ring:
             yield from self.permute(of_keys, with_block)
             block = arrived
             made = [query if i == self.n - 1 else self.like(sums), self.like(of_keys)]
-            ins = [self.slots[name] for name in others]
+            own = yield from self.after(self.slots["query"], sums)  # as in the forward
+            ins = [{**self.slots, "query": own}[name] for name in others]
             ins[at:at] = [block, with_block]
             names = (*others[:at], "block", "gradients", *others[at:], "sum")
             pull_back = functools.partial(self.pull_back, i=i, outs=made)
@@ -258,15 +260,19 @@ class Ring:
         one chunk is in use and one on its way; else all would come at once, and be kept.
         """
         for token in after:
-            ins = (source, token)
-            source = self.like(source)
-            node = self.node(AFTER, tuple(plan.holders(self.graph, ins)), source.value)
-            yield plan.Apply(node, ins, (source,))
+            source = yield from self.after(source, token)
         places = source.placements
         perm = tuple((k, (k + 1) % self.n) for k in range(self.n))
         move = Move(PPERMUTE, self.axis, places, places, perm)
         is_implicit = self.axes.option(ATTENTION, self.axis) is None
         yield plan.Redistribute(self.step.node, source, target, (move,), is_implicit)
+
+    def after(self, source: plan.Slot, token: plan.Slot) -> Generator[plan.Step, None, plan.Slot]:
+        """Yield the step that keeps a value back until another one is available."""
+        ins, late = (source, token), self.like(source)
+        node = self.node(AFTER, tuple(plan.holders(self.graph, ins)), late.value)
+        yield plan.Apply(node, ins, (late,))
+        return late
 
     def apply(
         self,
@@ -417,7 +423,7 @@ class Ring:
         if not blocks:
             return before
         if self.is_zigzag and i:
-            found = [zigzag.pulled_back(kernel, keys, self.is_before(b, i))]
+            found = [zigzag.pulled_back(kernel, keys, self.is_before(b, i), before[0])]
         else:
             found = [pulled_back(kernel, block, kernel.on(block)) for block in blocks]
         of_queries, of_keys, of_values = zip(*found, strict=True)
@@ -429,6 +435,8 @@ class Ring:
         own = [summed(b, of_queries), both]
         if not before:
             return own
+        if self.is_zigzag:  # gradients of queries are summed there
+            return [own[0], b.call(aten.add.Tensor, before[1], both)]
         return [b.call(aten.add.Tensor, x, y) for x, y in zip(before, own, strict=True)]
 
 

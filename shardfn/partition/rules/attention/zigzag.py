@@ -7,6 +7,7 @@ late keys of ranks after it. So each rank computes two blocks of one chunk by on
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -74,9 +75,17 @@ def merged(kernel: Kernel, keys: Keys, before: Merged, is_before: Node) -> Merge
     return Merged(out, joined(b, early.logsumexp, late.logsumexp))
 
 
-def pulled_back(kernel: Kernel, keys: Keys, is_before: Node) -> list[Any]:
-    """Return the gradients of queries, keys and values by the keys of another rank."""
+def pulled_back(kernel: Kernel, keys: Keys, is_before: Node, sums: Node) -> list[Any]:
+    """Return the gradients of queries, keys and values by the keys of another rank.
+
+    Args:
+        kernel: of all queries of the rank.
+        keys: those that arrived.
+        is_before: whether they are of a rank before this one.
+        sums: the gradients of queries before, which are added.
+    """
     b = kernel.b
+    add = functools.partial(b.call, aten.add.Tensor)
     wide = dtype(kernel.given["logsumexp"])
     first, second = (
         [cast(b, b.item(results, i), wide) for i in range(3)]
@@ -87,8 +96,8 @@ def pulled_back(kernel: Kernel, keys: Keys, is_before: Node) -> list[Any]:
         early, late = _apart(b, y, is_before, 0.0)
         # the first block is of late queries and early keys
         if i:
-            early = b.call(aten.add.Tensor, early, x)
-        else:
-            late = b.call(aten.add.Tensor, late, x)
+            early = add(early, x)
+        else:  # each half by itself, so that no sum of both is a tensor of its own
+            early, late = map(add, chunks(b, sums), (early, add(late, x)))
         found.append(joined(b, early, late))
     return found
