@@ -78,7 +78,7 @@ def test_terms_of_small_dtypes_are_summed_in_float32(dtype: torch.dtype) -> None
 def lowered(case: Case, mesh: Any, **options: Any) -> Any:
     step = sf.grad(cubed(case.attend), (0, 1, 2))
     placed = case.placements("cp")
-    return sf.shard(step, mesh, placed, backend="aten", **options).lower(*case.tensors())
+    return sf.shard(step, mesh, placed, **{"backend": "aten", **options}).lower(*case.tensors())
 
 
 def test_a_ring_of_n_sends_3n_minus_2_chunks_each_with_bytes_axis_and_line() -> None:
@@ -113,6 +113,16 @@ def test_a_rank_holds_a_chunk_of_keys_and_never_all_of_them() -> None:
     assert peaks[8]["ring"] < 0.51 * peaks[4]["ring"]
     assert peaks[4]["ring"] < 0.6 * peaks[2]["ring"]
     assert peaks[8]["ring"] < 0.35 * peaks[8]["gather"]
+
+
+def test_no_backend_keeps_what_each_step_adds_to_the_gradients() -> None:
+    case = Case("memory", queries=1024, keys=1024, heads=2, few=2, causal=True)
+    with simulated(cp=8) as mesh:
+        by_op, fused = (
+            lowered(case, mesh, attention=RING, backend=backend).memory.peak
+            for backend in ("aten", "inductor")
+        )
+    assert fused < 1.2 * by_op
 
 
 def test_time_counts_the_permutes() -> None:
