@@ -52,16 +52,16 @@ DETACHED = (
 DEVICES = "tensors on different devices meet in one op"
 ONE_DEVICE = "device=x.device where it makes a tensor; x.to(device) before the call for others"
 
+CUSTOM_OP = (
+    "it differentiates a custom op that has no derivative which can be used here",
+    "torch.library.custom_op with register_autograd, and arguments that are tensors, not lists of "
+    "them",
+)
+
 # torch's text -> the problem for the user, and the suggestion.
 CAUSES = (
-    (
-        _compat.NO_DERIVATIVE,
-        "it differentiates a custom op that has no derivative which can be used here",
-        (
-            "torch.library.custom_op with register_autograd, and arguments that are tensors, "
-            "not lists of them"
-        ),
-    ),
+    (_compat.NO_DERIVATIVE, *CUSTOM_OP),
+    ("HigherOrderOperator custom_function_call", *CUSTOM_OP),  # where it takes a list of tensors
     (
         "side effects happened",
         "it changes something outside of itself: {places}",
@@ -108,11 +108,6 @@ CAUSES = (
     (
         "<TransformType",  # a KeyError: torch has no rule for it under the transform
         HIGHER_ORDER,
-        "shardfn.cond, scan or while_loop",
-    ),
-    (
-        "Cannot access storage of TensorWrapper",
-        "it reads the memory of a tensor that a derivative follows, as torch's while_loop does",
         "shardfn.cond, scan or while_loop",
     ),
     (
