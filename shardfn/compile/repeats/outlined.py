@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import torch
 
+from ...capture.aten_views import memory_of, viewed
 from ...capture.checkpoint.recompute import is_view
 from ..text import Unwritable
 from .calls import CALL, Kind
@@ -123,6 +124,7 @@ class _Repeats:
     def writes(self, block: Block) -> Writes:
         """Return the values of a block that its end may write into donated operands."""
         operands = {block.values[k]: k for k in block.operands}
+        memories = [memory_of(node) for node in operands]
         inside = set(block.nodes)
         end = self.position[block.nodes[-1]]
         found = []
@@ -134,7 +136,8 @@ class _Repeats:
             if copy.target is not aten.copy_.default or copy.args[1] is not node:
                 continue
             into = copy.args[0]
-            if into in operands and self._last_read(into, copy) <= end:
+            is_alone = into in operands and memories.count(into) == 1
+            if is_alone and self._last_read(into, copy) <= end:
                 found.append((operands[into], k))
         return tuple(found)
 
@@ -143,7 +146,7 @@ class _Repeats:
         readers = [user for user in node.users if user is not copy]
         return max(
             (
-                self._last_read(user, copy) if is_view(user) else self.position[user]
+                self._last_read(user, copy) if viewed(user) is not None else self.position[user]
                 for user in readers
             ),
             default=-1,

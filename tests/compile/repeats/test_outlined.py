@@ -187,6 +187,17 @@ def test_a_donated_value_that_is_read_later_is_not_written_early() -> None:
     assert not any(node.args[1] for node in graph.nodes if node.target is CALL)
 
 
+def test_a_donated_value_whose_part_is_read_later_is_not_written_early() -> None:
+    def fn(state: Any, x: torch.Tensor) -> Any:
+        parts = [w.split([2, D - 2])[1] for w in state]
+        new = [block(block(w, x), w) for w in state]
+        return new, torch.cat(parts).sum()
+
+    lowered = lowered_and_checked(fn, [rows(D, D) + k for k in range(6)], rows(D, D), donated=True)
+    graph, _ = outlined(lowered)
+    assert not any(node.args[1] for node in graph.nodes if node.target is CALL)
+
+
 def test_views_of_results_are_made_outside_of_blocks() -> None:
     def fn(ws: Any, x: torch.Tensor) -> Any:
         found = []
