@@ -5,6 +5,7 @@ Dynamo reads this.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -95,6 +96,7 @@ def by_parameter(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     is_leaf: Callable[[Any], bool],
+    numbered: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
 ) -> tuple[list[Any], list[str]]:
     """One leaf of a prefix tree for every leaf of the arguments of a call. Its parts bind to
     parameters as arguments do: those of a tuple by position, those of a dict by name.
@@ -106,17 +108,19 @@ def by_parameter(
         args: the positional arguments.
         kwargs: the keyword arguments.
         is_leaf: as in `pair`.
+        numbered: the arguments with the number of each leaf in its place, if the caller has them.
 
     Returns:
         (the leaves, None for arguments without a part; the mismatches, a line each).
     """
-    count = len(quick_leaves((args, kwargs)))
+    if numbered is None:
+        numbered = _tree.refill((args, kwargs), itertools.count())
+    count = len(quick_leaves(numbered))
     if is_leaf(prefix) or not isinstance(prefix, (tuple, list, dict)):
         return [prefix] * count, []
     parts = _parts(prefix, parameters)
     values = bound(parameters, args, kwargs, parts)
-    numbered_args, numbered_kwargs = _tree.refill((args, kwargs), range(count))
-    numbers = bound(parameters, numbered_args, numbered_kwargs, parts)
+    numbers = bound(parameters, *numbered, parts)
     needed = [] if isinstance(prefix, dict) else [*bound(parameters, args, {}, {})]
     known = {*parameters[0], parameters[1], *parameters[2], parameters[3]}
     keys = [str(name) for name in parts if name in values or name not in known]
