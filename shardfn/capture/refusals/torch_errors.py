@@ -75,6 +75,11 @@ CAUSES = (
         "a module makes its parameters from the values of the arguments of its first call",
         SHAPED,
     ),
+    (
+        "Tensor subclass Uninitialized",
+        "it makes a module whose parameters have no shape yet",
+        "a module that is given its sizes: nn.Linear(5, 3) for nn.LazyLinear(3)",
+    ),
     ("to be on the same device", DEVICES, ONE_DEVICE),
     (
         _compat.ASKS_RANK,

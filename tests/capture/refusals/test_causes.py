@@ -234,6 +234,7 @@ ROWS: dict[str, Callable[[], Any]] = {
 # rows with a program in another test
 ELSEWHERE = {
     _compat.WITHOUT_VALUES: "laws/test_lazy_modules.py",
+    "Tensor subclass Uninitialized": "laws/test_lazy_modules.py",
     _compat.ASKS_RANK: "capture/modules/test_module_call.py",
     "<TransformType": "transforms/test_bad_input.py",
     "of class `LeakedTensor`": "capture/refusals/test_leaked_values.py",
