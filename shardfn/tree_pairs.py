@@ -113,14 +113,14 @@ def by_parameter(
     Returns:
         (the leaves, None for arguments without a part; the mismatches, a line each).
     """
-    if numbered is None:
-        numbered = _tree.refill((args, kwargs), itertools.count())
-    count = len(quick_leaves(numbered))
+    call = _tree.refill((args, kwargs), itertools.count()) if numbered is None else numbered
+    count = len(quick_leaves(call))
     if is_leaf(prefix) or not isinstance(prefix, (tuple, list, dict)):
         return [prefix] * count, []
     parts = _parts(prefix, parameters)
     values = bound(parameters, args, kwargs, parts)
-    numbers = bound(parameters, *numbered, parts)
+    numbered_args, numbered_kwargs = call
+    numbers = bound(parameters, numbered_args, numbered_kwargs, parts)
     needed = [] if isinstance(prefix, dict) else [*bound(parameters, args, {}, {})]
     known = {*parameters[0], parameters[1], *parameters[2], parameters[3]}
     keys = [str(name) for name in parts if name in values or name not in known]

@@ -75,9 +75,9 @@ def propagate(
         PlacementError: an op would have to reduce an unreduced gradient, or a result cannot
             stay unreduced.
     """
-    stages, *walked = within_a_stage(program, axes, in_placements, out_placements)
+    stages, inside, ins, outs = within_a_stage(program, axes, in_placements, out_placements)
     if stages is not None:
-        whole = propagate(program, *walked, unreduced, planner)
+        whole = propagate(program, inside, ins, outs, unreduced, planner)
         whole = attrs.evolve(whole, axes=attrs.evolve(whole.axes, closed=()))
         return locate.located(whole, program, stages, in_placements, out_placements)
     walk = Walk(with_links(axes), program.name)

@@ -135,7 +135,7 @@ class _Repeats:
             (copy,) = outside
             if copy.target is not aten.copy_.default or copy.args[1] is not node:
                 continue
-            into = copy.args[0]
+            into: Any = copy.args[0]
             is_alone = into in operands and memories.count(into) == 1
             if is_alone and self._last_read(into, copy) <= end:
                 found.append((operands[into], k))

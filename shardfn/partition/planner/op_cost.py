@@ -67,8 +67,8 @@ def is_gathered_in_8_bits(node: Node) -> bool:
     """Return whether an op gathers a value of 16 bits that products alone read, so that a program
     whose products run in 8 bits casts it before.
     """
-    record, value = node.meta.get("collective"), node.meta.get("val")
-    if record is None or record.kind != ALL_GATHER or value.dtype not in IN_16_BITS:
+    record = node.meta.get("collective")
+    if record is None or record.kind != ALL_GATHER or node.meta["val"].dtype not in IN_16_BITS:
         return False
     readers, queue = [], [node]
     while queue:

@@ -336,7 +336,9 @@ def written(places: Places, stores: Stores, out: Any) -> Any:
     user's result.
     """
     result, after = out
-    result, stored = result if stores else (result, ())
+    stored: Sequence[Any] = ()
+    if stores:
+        result, stored = result
     ordered = sorted(stores, key=lambda place: place.kind)  # as `_returning` has them
     for (owner, kind, name), (is_stored, x) in zip(ordered, stored, strict=True):
         if is_stored and kind == "attr":
