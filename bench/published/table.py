@@ -20,7 +20,7 @@ CARD, CARD8 = H100_96GB, attrs.evolve(H100_96GB, float8=True)
 SXM8 = attrs.evolve(H100, float8=True)
 TITAN, ASYNC, BRIDGE = "torchtitan 2024-12", "torchtitan 2025-06", "Megatron-Bridge 25.11"
 GIB = 2**30
-COPIED = "asynchronous tensor parallelism, not modelled, copies sequences of several rows"
+COPIED = "perhaps asynchronous tensor parallelism, not modelled, which copies sequences"
 SLOW_ATTENTION = "met if attention reached 0.23 of the peak; shorter sequences do not say"
 GATHERED = "the greedy plan gathers sequences over cp, and attention runs pairs that a ring spares"
 OTHER_KERNELS = "the fit is of a card of 500 W, with torch's attention and casts"
