@@ -22,6 +22,7 @@ LEAF = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SETTING = contextvars.ContextVar("setting", default=1.0)
 SPARSE = torch.eye(6, dtype=torch.float64).to_sparse()
 SEEN: dict[str, Any] = {}
+KEPT: list[Any] = []
 OF_NUMPY, OLD = np.random.default_rng(0), np.random.RandomState(0)
 NORM, LAZY = nn.BatchNorm1d(6).double(), nn.LazyLinear(3)
 HOOKED = nn.Linear(6, 6).double()
@@ -33,7 +34,13 @@ def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+@torch.library.custom_op("rows_of_causes::first", mutates_args=())
+def first(xs: list[torch.Tensor]) -> torch.Tensor:
+    return xs[0] * 2
+
+
 twice.register_fake(torch.empty_like)
+first.register_fake(lambda xs: torch.empty_like(xs[0]))
 
 
 class OfValues(nn.modules.lazy.LazyModuleMixin, nn.Module):
@@ -107,11 +114,6 @@ def branches(x: Any) -> Any:
     return op(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)).sum()
 
 
-def repeats(x: Any) -> Any:
-    op = torch.ops.higher_order.while_loop
-    return op(lambda z: z.sum() < 30, lambda z: (z + 1,), (x,), ())[0]
-
-
 def raw(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x: torch.func.grad(fn)(x)
 
@@ -119,7 +121,8 @@ def raw(fn: Callable[..., Any]) -> Callable[..., Any]:
 jit = lambda fn: lambda: sf.jit(fn, backend="aten")(X.clone())
 PROGRAMS: dict[str, Callable[[], Any]] = {
     _compat.NO_DERIVATIVE: jit(lambda x: sf.grad(lambda y: twice(y).sum())(x)),
-    "side effects happened": jit(lambda x: SEEN.__setitem__("a", x)),
+    "HigherOrderOperator custom_function_call": lambda: sf.grad(lambda x: first([x]).sum())(X),
+    "side effects happened": jit(KEPT.append),
     "Data-dependent branching": jit(lambda x: x if x.sum() > 0 else 2 * x),
     _compat.WITHOUT_SHAPE: jit(lambda x: x * LAZY.weight),
     _compat.WITHOUT_VALUES: jit(OfValues()),
@@ -139,7 +142,6 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "trace_autograd_ops": jit(summed),
     "to return a scalar": jit(raw(lambda y: y * 2)),
     "<TransformType": jit(raw(branches)),
-    "Cannot access storage of TensorWrapper": lambda: sf.grad(lambda x: repeats(x).sum())(X),
     "floating point dtype can require": jit(lambda x: raw(lambda y: (y * 2).sum())(x.long())),
     "Thing passed to transform API must be Tensor": jit(lambda x: raw(lambda y: x.sum() * y)(3.0)),
     "an inplace view on a graph input": jit(lambda x: x.unsqueeze_(0)),
