@@ -5,7 +5,6 @@ Dynamo reads this.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,7 +95,7 @@ def by_parameter(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     is_leaf: Callable[[Any], bool],
-    numbered: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    count: int | None = None,
 ) -> tuple[list[Any], list[str]]:
     """One leaf of a prefix tree for every leaf of the arguments of a call. Its parts bind to
     parameters as arguments do: those of a tuple by position, those of a dict by name.
@@ -108,19 +107,18 @@ def by_parameter(
         args: the positional arguments.
         kwargs: the keyword arguments.
         is_leaf: as in `pair`.
-        numbered: the arguments with the number of each leaf in its place, if the caller has them.
+        count: of the leaves of the arguments, if the caller knows it.
 
     Returns:
         (the leaves, None for arguments without a part; the mismatches, a line each).
     """
-    call = _tree.refill((args, kwargs), itertools.count()) if numbered is None else numbered
-    count = len(quick_leaves(call))
+    if count is None:
+        count = len(quick_leaves((args, kwargs)))
     if is_leaf(prefix) or not isinstance(prefix, (tuple, list, dict)):
         return [prefix] * count, []
     parts = _parts(prefix, parameters)
     values = bound(parameters, args, kwargs, parts)
-    numbered_args, numbered_kwargs = call
-    numbers = bound(parameters, numbered_args, numbered_kwargs, parts)
+    numbers = bound(parameters, *_numbered(args, kwargs, count), parts)
     needed = [] if isinstance(prefix, dict) else [*bound(parameters, args, {}, {})]
     known = {*parameters[0], parameters[1], *parameters[2], parameters[3]}
     keys = [str(name) for name in parts if name in values or name not in known]
@@ -137,6 +135,16 @@ def by_parameter(
         for i, leaf in zip(quick_leaves((numbers[name],)), leaves, strict=True):
             found[i] = leaf
     return found, wrong
+
+
+def _numbered(
+    args: tuple[Any, ...], kwargs: dict[str, Any], count: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with the numbers of its leaves, as a list, in the place of each."""
+    sizes = tuple([0] * len(quick_leaves((x,))) for x in args)
+    by_name = {name: [0] * len(quick_leaves((x,))) for name, x in kwargs.items()}
+    rows, named = _tree.refill((sizes, by_name), range(count))
+    return rows, named
 
 
 def _parts(prefix: Any, parameters: Parameters) -> dict[str, Any]:

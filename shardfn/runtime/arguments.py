@@ -699,9 +699,8 @@ def specs_of(request: Request, arguments: Arguments) -> list[Any]:
     """
     prefix = request.in_placements
     parameters = argnums.all_parameters(arguments.signature)
-    numbered = _tree.unflatten(arguments.treedef, range(len(arguments.leaves)))
-    opened = arguments.opened
-    specs, wrong = tree_pairs.by_parameter(prefix, parameters, *opened, is_spec, numbered)
+    opened, count = arguments.opened, len(arguments.leaves)
+    specs, wrong = tree_pairs.by_parameter(prefix, parameters, *opened, is_spec, count)
     if not wrong:
         return specs
     lines = ["in_placements does not match the arguments", *wrong]
