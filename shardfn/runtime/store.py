@@ -83,6 +83,13 @@ def _nobody() -> None:
 
 
 @attrs.define(eq=False)
+class Stages:
+    """Hold the programs of a pipeline's stages that were lowered, by number."""
+
+    programs: dict[int, Any] = attrs.field(factory=dict)
+
+
+@attrs.define(eq=False)
 class Compared:
     """Note whether the ranks have compared the arguments of a compiled program."""
 

@@ -47,6 +47,7 @@ from ..arguments import (
 from ..backward.second_half import Backward
 from ..compiled import Compiled
 from ..options import Request
+from ..store import Stages
 from . import known
 from .compiling import Runner, runner
 from .costly import warn_of_expensive
@@ -254,7 +255,7 @@ class Lowered:
     backward: Lowered | None = None
     halves: SplitPlan | None = attrs.field(default=None, repr=False)
     # programs of other coordinates of a pipeline's axis, once they are lowered
-    _stages: dict[int, LocalProgram] = attrs.field(factory=dict, init=False, repr=False)
+    _stages: Stages = attrs.field(factory=Stages, init=False, repr=False)
 
     @property
     def program(self) -> LocalProgram:
@@ -346,9 +347,9 @@ class Lowered:
         place = tuple(own)
         if place in self.programs:
             return self.programs[place]
-        if k not in self._stages:
+        if k not in self._stages.programs:
             traced = self.traced
-            self._stages[k] = local_program(
+            self._stages.programs[k] = local_program(
                 traced.request.name,
                 traced.program,
                 traced.placed,
@@ -357,7 +358,7 @@ class Lowered:
                 place,
                 group_names(traced.placed.mesh),
             )
-        return self._stages[k]
+        return self._stages.programs[k]
 
     @property
     def memory(self) -> Memory:
