@@ -114,20 +114,27 @@ class Block:
         return found
 
 
+def without_torn_end(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return a run of ops up to the first whose results, several in one, are read after it."""
+    inside = set(nodes)
+    for k, node in enumerate(nodes):
+        is_several = not isinstance(node.meta["val"], torch.Tensor)
+        if is_several and any(user not in inside for user in node.users):
+            return without_torn_end(nodes[:k])
+    return nodes
+
+
 def block_of(nodes: Sequence[Node], value_texts: Mapping[Node, Any]) -> Block | None:
-    """Write a run of ops in a form in which equal runs are equal; None if it is no block, because
-    a value that is no tensor is read across its border.
+    """Write a run of ops in a form in which equal runs are equal; None if it reads what no block
+    may read.
 
     Args:
-        nodes: of the run.
+        nodes: of the run, without a torn end.
         value_texts: of the values of all nodes that blocks may hold or read.
     """
     writing = _Writing(frozenset(nodes), value_texts)
-    for node in nodes:
-        if not writing.add(node):
-            return None
-        if not isinstance(node.meta["val"], torch.Tensor) and writing.is_read_outside(node):
-            return None
+    if not all(map(writing.add, nodes)):
+        return None
     digest = hashlib.sha256(json.dumps(writing.rows).encode()).hexdigest()
     return Block(tuple(nodes), tuple(writing.number), tuple(writing.operands), digest)
 
@@ -142,17 +149,13 @@ class _Writing:
     operands: list[int] = attrs.field(factory=list)
     rows: list[Any] = attrs.field(factory=list)
 
-    def is_read_outside(self, node: Node) -> bool:
-        """Return whether another op than those of the block reads a value."""
-        return any(user not in self.inside for user in node.users)
-
     def add(self, node: Node) -> bool:
         """Write a node, after what it reads. Return whether it may be a part of a block."""
         if node in self.number:
             return True
         if node not in self.value_texts:
             return False
-        if node in self.inside or _is_made_again(node):
+        if self.is_own(node):
             if not all(map(self.add, node.all_input_nodes)):
                 return False
             row = text_of_op(node, self.value_texts[node], self.number.__getitem__)
@@ -164,6 +167,14 @@ class _Writing:
         self.number[node] = len(self.number)
         self.rows.append(row)
         return True
+
+    def is_own(self, node: Node) -> bool:
+        """Return whether a block computes a value: not if it is one of several results of an op
+        outside.
+        """
+        if node in self.inside:
+            return node.target is not getitem or node.args[0] in self.inside
+        return _is_made_again(node)
 
 
 def _is_made_again(node: Node) -> bool:

@@ -15,7 +15,16 @@ from ...capture.aten_views import memory_of, viewed
 from ...capture.checkpoint.recompute import is_view
 from ..text import Unwritable
 from .calls import CALL, Kind
-from .kinds import Block, Node, block_of, graph_of_block, may_be_in_block, text_of_op, text_of_value
+from .kinds import (
+    Block,
+    Node,
+    block_of,
+    graph_of_block,
+    may_be_in_block,
+    text_of_op,
+    text_of_value,
+    without_torn_end,
+)
 from .windows import Span, Windows, repeated
 
 aten = torch.ops.aten
@@ -98,12 +107,13 @@ class _Repeats:
 
     def take(self, windows: Windows) -> Sequence[Span]:
         """Take the windows whose blocks are equal in all that their ops read."""
-        nodes = self._trimmed(windows)
-        if not nodes:
-            return []
+        start = windows.starts[0]
+        length = len(without_torn_end(self.nodes[start : start + windows.length]))
         kinds: dict[Any, list[Block]] = {}
-        for start in windows.starts:
-            block = block_of(self.nodes[start : start + nodes], self.value_texts)
+        for start in windows.starts if length else ():
+            nodes = self.nodes[start : start + length]
+            is_torn = len(without_torn_end(nodes)) < length
+            block = None if is_torn else block_of(nodes, self.value_texts)
             if block is not None:
                 kinds.setdefault((block.key, self.writes(block)), []).append(block)
         spans: list[Span] = []
@@ -111,15 +121,8 @@ class _Repeats:
             if len(blocks) > 1 and _is_worthwhile(blocks):
                 self.copies.append(Copies(tuple(blocks), writes))
                 starts = [self.position[block.nodes[0]] for block in blocks]
-                spans += [(start, start + nodes) for start in starts]
+                spans += [(start, start + length) for start in starts]
         return spans
-
-    def _trimmed(self, windows: Windows) -> int:
-        """Return how many of the ops make a block: no tuple is read across the border."""
-        start, length = windows.starts[0], windows.length
-        while length and block_of(self.nodes[start : start + length], self.value_texts) is None:
-            length -= 1
-        return length
 
     def writes(self, block: Block) -> Writes:
         """Return the values of a block that its end may write into donated operands."""
