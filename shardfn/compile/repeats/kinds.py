@@ -12,7 +12,6 @@ import attrs
 import torch
 
 from ...capture.checkpoint.recompute import is_view
-from ...capture.drawing import draws
 from ..text import Unwritable, tensor_text, value_text
 from ..text.ops import name_of
 
@@ -30,7 +29,7 @@ def may_be_in_block(node: Node) -> bool:
     """
     if node.op != "call_function" or "collective" in node.meta or name_of(node.target) is None:
         return False
-    if node.target is RUN_LOOP or _is_of_loop(node) or _is_mutable(node) or draws(node):
+    if node.target is RUN_LOOP or _is_of_loop(node) or _is_mutable(node):
         return False
     namespace = getattr(node.target, "namespace", "aten")
     is_part = node.target in PRODUCTS and all(user.target is PACK for user in node.users)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import shardfn as sf
 from shardfn import _tree
-from shardfn.compile.repeats import CALL
+from shardfn.compile.repeats import CALL, outline
 from tests.support.outlined import copies, outlined, run_outlined
 
 Fn = Callable[..., Any]
@@ -131,6 +132,17 @@ def test_a_block_of_other_strides_is_of_another_kind() -> None:
     assert max(copies(graph), default=0) <= 2
 
 
+def test_views_of_values_of_other_shapes_are_of_another_kind() -> None:
+    def fn(ws: Any, x: torch.Tensor) -> torch.Tensor:
+        for w in ws:
+            y = w.view(-1)
+            x = x + torch.sin(y) * torch.cos(x) + torch.exp(-(y * x).square()) * torch.tanh(y) - 1
+        return x
+
+    ws = [rows(2, 8) if k < 5 else rows(4, 4) for k in range(10)]
+    assert calls(fn, ws, rows(16)) == [5, 5]
+
+
 def test_a_value_that_two_blocks_share_and_others_do_not_is_told() -> None:
     def fn(ws: Any, x: torch.Tensor) -> torch.Tensor:
         for a, b in ws:
@@ -177,16 +189,35 @@ def test_states_are_written_where_they_are_donated() -> None:
     assert not graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
 
 
-@pytest.mark.parametrize("part", [lambda w: w, lambda w: w.split([2, D - 2])[1]])
-def test_a_donated_value_that_is_read_later_is_not_written_early(part: Fn) -> None:
+def test_a_donated_value_that_is_read_later_is_not_written_early() -> None:
     def fn(state: Any, x: torch.Tensor) -> Any:
-        parts = list(map(part, state))
         new = [block(block(w, x), w) for w in state]
-        return new, torch.cat(parts).sum()
+        return new, torch.stack(state).sum()
 
     lowered = lowered_and_checked(fn, [rows(D, D) + k for k in range(6)], rows(D, D), donated=True)
     graph, _ = outlined(lowered)
     assert not any(node.args[1] for node in graph.nodes if node.target is CALL)
+
+
+@pytest.mark.parametrize("is_read", ["never", "later", "in the block"])
+def test_a_donated_value_is_written_only_if_no_part_of_it_is_read_besides(is_read: str) -> None:
+    def fn(x: torch.Tensor, *state: torch.Tensor) -> Any:
+        parts = [w.split([2, D - 2])[1] for w in state]
+        new = []
+        for w, part in zip(state, parts, strict=True):
+            y = part.sum() if is_read == "in the block" else x
+            new.append(block(block(w, x), w) * torch.cos(y))
+        late = torch.cat(parts).sum() if is_read == "later" else x
+        for w, y in zip(state, new, strict=True):
+            w.copy_(y)
+        return [late]
+
+    state = [rows(D, D) + k for k in range(6)]
+    traced = make_fx(fn, tracing_mode="fake")(rows(D, D), *state)
+    graph, _ = outline(traced.graph)
+    calls = [node for node in graph.nodes if node.target is CALL]
+    assert len(calls) == 6
+    assert all(bool(node.args[1]) == (is_read == "never") for node in calls)
 
 
 def test_several_results_of_an_op_are_read_across_the_border_of_blocks() -> None:
@@ -229,6 +260,44 @@ def test_a_collective_is_in_no_block() -> None:
         assert not any("collective" in node.meta for node in inside)
         before = [n.target for n in lowered.program.graph.nodes if "collective" in n.meta]
         assert [n.target for n in graph.nodes if "collective" in n.meta] == before
+
+
+def test_a_collective_of_our_own_is_in_no_block() -> None:
+    def layer(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return sf.ppermute(block(x, w), "tp", [(0, 1), (1, 0)])
+
+    def fn(ws: Any, x: torch.Tensor) -> torch.Tensor:
+        for w in ws:
+            x = sf.shard_map(layer, None, (sf.P(), sf.P("tp")), sf.P("tp"))(w, x)
+        return x
+
+    with sf.fake_world(2):
+        step = sf.shard(fn, sf.make_mesh((2,), ("tp",)), (sf.P(), sf.P("tp")))
+        graph, kinds = outlined(step.lower([rows(D, D) for _ in range(6)], rows(4, D)))
+        assert kinds
+        inside = [node for kind in kinds.values() for node in kind.graph.nodes]
+        assert not any("collective" in node.meta for node in inside)
+        assert sum("collective" in node.meta for node in graph.nodes) == 6
+
+
+def test_compiled_blocks_write_the_state_of_an_optimizer() -> None:
+    opt = sf.optim(torch.optim.AdamW, lr=0.1)
+
+    def step(params: Any, state: Any, x: torch.Tensor) -> Any:
+        before = sum(p.sum() for p in params.values())
+        value, grads = sf.value_and_grad(lambda p: stack([*p.values()], x).square().mean())(params)
+        return *opt.update(params, grads, state), value, before
+
+    params = {str(k): rows(D, D) + k / 7 for k in range(4)}
+    args = params, opt.init(params), rows(N, D)
+    run = sf.jit(step, donate_argnums=(0, 1))
+    graph, _ = outlined(run.lower(*args))
+    assert any(node.args[1] for node in graph.nodes if node.target is CALL)
+    plain, own = args, sf.tree_map(torch.clone, args)
+    for _ in range(2):
+        wanted, got = step(*plain), run(*own)
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+        plain, own = (*wanted[:2], args[2]), (*got[:2], own[2])
 
 
 @pytest.mark.parametrize("donated", [False, True])
