@@ -11,15 +11,14 @@ import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from . import fresh
+
 SHAPES = 10  # of the parameters of the optimizer alone
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -177,24 +176,7 @@ def child(rival: str, program: str, size: int) -> None:
 def started(rival: str, program: str, size: int) -> dict[str, float]:
     """The figures of one start in a fresh process, with nothing stored."""
     with tempfile.TemporaryDirectory() as folder:
-        given = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
-            "SHARDFN_CACHE_DIR": f"{folder}/shardfn",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
-        }
-        command = [sys.executable, "-m", "bench.growth", "--child", rival, program, str(size)]
-        run = subprocess.run(
-            command,
-            env={**os.environ, **given},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if run.returncode:
-        raise RuntimeError(f"{command[-3:]} failed:\n{run.stderr}")
-    return json.loads(run.stdout.splitlines()[-1])
+        return fresh.run("bench.growth", ["--child", rival, program, str(size)], folder)
 
 
 COLUMNS = ("ops", "capture", "lowering", "rest", "spent", "wall", "peak")

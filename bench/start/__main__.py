@@ -9,7 +9,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .. import fresh
+
 RUNS = 5
-ROOT = Path(__file__).resolve().parents[2]
 ARTEFACT = "step.sf"
 Run = dict[str, float]
 
@@ -134,27 +134,13 @@ def run(name: str, folder: str, given_by: str) -> Run:
         processor time, the compiler's included; `loss`.
     """
     given = {
-        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
-        "SHARDFN_CACHE_DIR": f"{folder}/shardfn",
         "JAX_COMPILATION_CACHE_DIR": f"{folder}/jax",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "BENCH_ARGUMENTS": given_by,
         "BENCH_ARTEFACT": f"{folder}/{ARTEFACT}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2"),
     }
     start = time.time()
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.start", name],
-        env={**os.environ, **given},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{name} failed:\n{done.stderr}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = fresh.run("bench.start", [name], folder, **given)
     return {**found, "wall": found["at"] - start}
 
 
