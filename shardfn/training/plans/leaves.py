@@ -91,12 +91,13 @@ def checked_axes(where: str, mesh_axes: MeshAxes | None, axis: Any) -> tuple[str
     """The mesh axes that an `axis` names, in the order of the mesh.
 
     Raises:
-        PlacementError: the mesh lacks one, or they are not names.
+        PlacementError: the mesh lacks one, or they are not distinct names.
     """
     names = (axis,) if isinstance(axis, str) else axis
-    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+    are_names = isinstance(names, (tuple, list)) and all(isinstance(name, str) for name in names)
+    if not are_names or not names or len(set(names)) != len(names):
         raise PlacementError.of(
-            f"{where}, axis", f"it is {axis!r}", needed="a name, or a tuple of names"
+            f"{where}, axis", f"it is {axis!r}", needed="a name, or a tuple of distinct names"
         )
     if mesh_axes is None:
         return tuple(names)

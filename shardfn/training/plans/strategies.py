@@ -287,15 +287,17 @@ def _axes(name: str, kind: Kind, axis: Any, axes: MeshAxes) -> tuple[str, ...]:
     """
     given = kind.axes if axis is None else axis
     where = f"strategy({name!r})"
-    in_mesh = checked_axes(where, axes, given)
-    names = in_mesh if isinstance(given, str) else tuple(given)
-    count = len(kind.axes)
-    if count > 1 and len(set(names)) != count:
+    checked_axes(where, axes, given)
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if len(names) != len(kind.axes):
+        is_one = len(kind.axes) == 1
         raise PlacementError.of(
             f"{where}, axis",
             f"it is {given!r}",
-            needed="two mesh axes: the first replicates, the second shards",
-            fix=f"axis={kind.axes!r}",
+            needed="one mesh axis"
+            if is_one
+            else "two mesh axes: the first replicates, the second shards",
+            fix=f"axis={(kind.axes[0] if is_one else kind.axes)!r}",
             arg_path="axis",
         )
     return names

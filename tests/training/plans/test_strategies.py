@@ -275,6 +275,22 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         "  needed: two mesh axes: the first replicates, the second shards\n"
         "  try: axis=('replica', 'dp')",
     ),
+    "two axes of one": (
+        ("zero1",),
+        {"axis": ("dp", "tp")},
+        "strategy('zero1'), axis: it is ('dp', 'tp')\n  needed: one mesh axis\n  try: axis='dp'",
+    ),
+    "no axis": (
+        ("zero1",),
+        {"axis": []},
+        "strategy('zero1'), axis: it is []\n  needed: a name, or a tuple of distinct names",
+    ),
+    "an axis twice": (
+        ("hsdp",),
+        {"axis": ("dp", "dp")},
+        "strategy('hsdp'), axis: it is ('dp', 'dp')\n"
+        "  needed: a name, or a tuple of distinct names",
+    ),
     "tensor parallelism without a plan": (
         ("tensor",),
         {},
