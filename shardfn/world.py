@@ -117,6 +117,8 @@ class fake_world(contextlib.ContextDecorator):
         rank: the rank whose coordinates and local tensors this process shows.
         numerics: True simulates every rank with true values; False traces and compiles for
             `rank` alone, and reading a value raises `FakeValueError`.
+        unless_launched: enter nothing in a process that torchrun has started as one of several,
+            so that one script runs simulated and on real ranks, which `make_mesh` joins.
 
     Raises:
         ShardError: n or rank out of range, or a process group exists already.
@@ -129,7 +131,9 @@ class fake_world(contextlib.ContextDecorator):
         8
     """
 
-    def __init__(self, n: int, rank: int = 0, numerics: bool = True) -> None:
+    def __init__(
+        self, n: int, rank: int = 0, numerics: bool = True, *, unless_launched: bool = False
+    ) -> None:
         if not _is_count(n) or not 1 <= n <= MAX_RANKS:
             raise ShardError.of("fake_world", f"n is {n!r}", needed=f"1 to {MAX_RANKS} ranks")
         if not _is_count(rank) or not 0 <= rank < n:
@@ -138,12 +142,20 @@ class fake_world(contextlib.ContextDecorator):
             )
         if not isinstance(numerics, bool):
             raise ShardError.of("fake_world", f"numerics is {numerics!r}", needed="True or False")
+        if not isinstance(unless_launched, bool):
+            got = f"unless_launched is {unless_launched!r}"
+            raise ShardError.of("fake_world", got, needed="True or False")
         self.world = World("simulated" if numerics else "fake", n, rank)
+        self.is_left_out = unless_launched and is_launched()
 
     def _recreate_cm(self) -> fake_world:
-        return fake_world(self.world.size, self.world.rank, self.world.kind == "simulated")
+        again = fake_world(self.world.size, self.world.rank, self.world.kind == "simulated")
+        again.is_left_out = self.is_left_out
+        return again
 
     def __enter__(self) -> World:
+        if self.is_left_out:
+            return World("real", int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]))
         with _door:
             if dist.is_initialized():
                 raise _error_of_second_world()
@@ -177,7 +189,7 @@ class fake_world(contextlib.ContextDecorator):
             ShardError: a process group exists already.
         """
         self.__enter__()
-        _entered.is_open = True
+        _entered.is_open = not self.is_left_out
         return self
 
     def stop(self) -> None:
@@ -187,11 +199,15 @@ class fake_world(contextlib.ContextDecorator):
         Raises:
             ShardError: none was started, one of another size was, or a `with` has entered it.
         """
+        if self.is_left_out:
+            return
         with _door:
             _refuse_stop(self.world.size)
             _leave_fake_world()
 
     def __exit__(self, *exc: object) -> None:
+        if self.is_left_out:
+            return
         with _door:
             if _entered.by is not self:
                 fix = f"`with fake_world({self.world.size}):` around the code that needs it"
@@ -232,7 +248,8 @@ def _warn_of_launcher(world: World) -> None:
     _entered.has_warned = True
     text = (
         f"fake_world({world.size}) in a job of {os.environ['WORLD_SIZE']} processes: each runs all "
-        f"{world.size} ranks by itself; leave fake_world out for real ranks"
+        f"{world.size} ranks by itself; fake_world({world.size}, unless_launched=True) leaves "
+        "itself out, for real ranks"
     )
     warnings.warn(text, stacklevel=3)
 

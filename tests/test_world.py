@@ -101,6 +101,33 @@ def test_a_fake_world_in_a_job_says_so_once(
     assert len(texts) == count
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_world_may_leave_itself_out_of_a_job(
+    launched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**LAUNCHED, "RANK": "1"}.items() if launched else ():
+        monkeypatch.setenv(name, value)
+    kind, size, rank = ("real", 2, 1) if launched else ("simulated", 8, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with sf.fake_world(8, unless_launched=True) as inside:
+            assert (inside.kind, inside.size, inside.rank) == (kind, size, rank)
+            assert dist.is_initialized() is not launched
+        assert not dist.is_initialized()
+        started = sf.fake_world(8, unless_launched=True).start()
+        assert dist.is_initialized() is not launched
+        started.stop()
+        assert not dist.is_initialized()
+
+        @sf.fake_world(8, unless_launched=True)
+        def decorated() -> bool:
+            return dist.is_initialized()
+
+        assert decorated() is not launched
+    with pytest.raises(sf.ShardError, match="fake_world: unless_launched is 3"):
+        sf.fake_world(8, unless_launched=3)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_mesh_does_not_outlive_its_world() -> None:
     with sf.fake_world(8):
         double = sf.shard(lambda x: x * 2, sf.make_mesh((8,), ("dp",)), backend="aten")

@@ -34,6 +34,10 @@ from .layouts import as_chunks, on_all_stages
 from .options import Request
 
 OF_DTENSOR = "a DTensor"
+SAME_PROGRAM = (
+    "the same shapes, placements and Python branches on every rank; torch.where over the global "
+    "rows, torch.arange(len(x)), for what differs between parts of a batch"
+)
 # those that all processes must share
 VERSIONS = (f"torch {_compat.TORCH_VERSION}", f"shardfn {_compat.versions.VERSION}")
 
@@ -122,7 +126,7 @@ def _different(name: str, first: list[Any], others: list[Any], rank: int) -> Div
     pairs = itertools.zip_longest(first, others, fillvalue=none)
     a, b = next((a, b) for a, b in pairs if a[0] != b[0])
     a, b = Line(*a), Line(*b)
-    fix = "make shapes, placements and branches the same on every rank"
+    fix = SAME_PROGRAM
     if a.text in VERSIONS or b.text in VERSIONS:
         fix = "one environment for all ranks"
     return DivergenceError.of(
@@ -176,7 +180,8 @@ def _first_other(a: Any, b: Any) -> list[str] | None:
 
 def _lines(plan: Plan) -> list[Line]:
     ins = [
-        f"in {tuple(slot.value.shape)} {slot.value.dtype} {slot.placements}" for slot in plan.ins
+        f"in {tuple(slot.value.shape)} {slot.value.dtype} placed {slot.placements}"
+        for slot in plan.ins
     ]
     steps = [line for step in plan.steps for line in (_line(step), *_inside(step))]
     return [Line(str(plan.axes)), *map(Line, ins), *steps]
@@ -201,7 +206,7 @@ def _line(step: Any) -> Line:
         kinds = " ".join(m.kind for m in step.moves)
         text = f"{kinds} {step.source.placements} -> {step.target.placements}"
         return Line(f"%{step.node.name}: {text}", source)
-    made = " ".join(f"{tuple(s.value.shape)} {s.placements}" for s in step.made)
+    made = " ".join(f"{tuple(s.value.shape)} placed {s.placements}" for s in step.made)
     constants = [
         torch.fx.node.map_aggregate(x, _without_number)
         for x in (*step.node.args, *step.node.kwargs.items())

@@ -160,8 +160,8 @@ def test_ranks_with_different_programs_are_told_the_first_line_that_differs() ->
     said = run_ranks(2, disagreeing)
     assert said[0] == said[1]
     assert "ranks hold different programs" in said[0]
-    assert "rank 0: in (4, 3) torch.float32 (0,)" in said[0]
-    assert "rank 1: in (4, 4) torch.float32 (0,)" in said[0]
+    assert "rank 0: in (4, 3) torch.float32 placed (0,)" in said[0]
+    assert "rank 1: in (4, 4) torch.float32 placed (0,)" in said[0]
 
 
 WRITTEN = "def f(x):\n    return (x * 3).sum()\n"

@@ -69,7 +69,7 @@ def test_the_first_line_that_differs_is_quoted(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_plan_as_lines_knows_shapes_placements_and_sources() -> None:
     lines = [str(line) for line in agreement._lines(data_parallel())]
-    assert lines[:2] == ["(a=2)", "in (4, 4) torch.float32 ('R',)"]
+    assert lines[:2] == ["(a=2)", "in (4, 4) torch.float32 placed ('R',)"]
     assert any("%mm" in line and "at model.py:mm" in line for line in lines)
     assert any("all_reduce ('sum',) -> ('R',)" in line for line in lines)
 
