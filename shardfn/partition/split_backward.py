@@ -8,6 +8,7 @@ import attrs
 
 from ..capture import annotations as sources
 from ..capture.checkpoint.recompute import is_view
+from ..types import AtStage
 from .plan import Apply, Fill, OnStage, Plan, Relabel, Slot, Step, has_effect
 
 INPUT = "input"
@@ -48,11 +49,13 @@ def split_backward(plan: Plan, results: int, drawn: Collection[int] = ()) -> Spl
     returned = plan.outs[:results]
     gradients = plan.outs[results:]
     flow = _Flow(plan)
-    late, residuals = flow.backward(gradients, returned)
+    late, read = flow.backward(gradients, returned)
     places = _numbered(RESULT, returned) | _numbered(INPUT, plan.ins)
     for i in drawn:
-        del places[plan.ins[i]]
-    saved = tuple(x for x in residuals if x not in places)
+        del places[plan.ins[i].number]
+    known = {slot.number: slot for slot in (*returned, *plan.ins)}  # with their stages
+    residuals = [known.get(slot.number) or flow.on_its_stage(slot, late) for slot in read]
+    saved = tuple(x for x in residuals if x.number not in places)
     places |= _numbered(SAVED, saved)
     outs = (*returned, *saved)
     checks = [step for step in plan.steps if has_effect(step) and step not in late]
@@ -68,13 +71,13 @@ def split_backward(plan: Plan, results: int, drawn: Collection[int] = ()) -> Spl
         unreduced=(),
         cotangents=(),
     )
-    origins = tuple(places[x] for x in residuals)
+    origins = tuple(places[x.number] for x in residuals)
     return SplitPlan(forward, backward, origins, numbers)
 
 
-def _numbered(kind: str, slots: Iterable[Slot]) -> dict[Slot, tuple[str, int]]:
-    """Map slots to (kind, index)."""
-    return {slot: (kind, number) for number, slot in enumerate(slots)}
+def _numbered(kind: str, slots: Iterable[Slot]) -> dict[int, tuple[str, int]]:
+    """Map the numbers of slots to (kind, index)."""
+    return {slot.number: (kind, index) for index, slot in enumerate(slots)}
 
 
 def _some(plan: Plan, steps: Collection[Step]) -> tuple[Step, ...]:
@@ -86,6 +89,7 @@ class _Flow:
     """Which step makes each slot of a plan, and which steps belong to the backward."""
 
     def __init__(self, plan: Plan) -> None:
+        self.axis = plan.stage_axis
         self.made: dict[int, Step] = {}  # by slot
         self.given = {slot.number for _, slot in plan.cotangents}
         self.late: set[Step] = set()
@@ -109,11 +113,28 @@ class _Flow:
                 queue += step.read
         return steps
 
+    def on_its_stage(self, slot: Slot, steps: Iterable[Step]) -> Slot:
+        """A slot with its stage among its placements, if one stage makes it, or alone reads it in
+        the backward.
+        """
+        if self.axis is None:
+            return slot
+        places = {self.made[slot.number].coordinate}
+        if places == {None}:
+            places = {x.coordinate for x in steps if slot.number in {s.number for s in x.read}}
+        (coordinate, *others) = places
+        if coordinate is None or others:
+            return slot
+        marks = list(slot.placements)
+        marks[self.axis] = AtStage(coordinate).mark
+        return attrs.evolve(slot, placements=tuple(marks))
+
     def backward(
         self, gradients: Iterable[Slot], returned: Collection[Slot]
     ) -> tuple[set[Step], list[Slot]]:
         """Return the steps of the backward, and the residuals that it reads."""
         early = self.later_dims(returned)
+        results = {slot.number for slot in returned}
         steps: set[Step] = {s for s in self.late if has_effect(s)}
         read: dict[int, Slot] = {}
         queue = [*gradients, *(x for step in steps for x in step.read)]
@@ -122,7 +143,7 @@ class _Flow:
             step = self.made.get(slot.number)
             if step in steps or slot.number in self.given:
                 continue
-            if step is None or slot in returned:
+            if step is None or slot.number in results:
                 read[slot.number] = slot
                 continue
             is_own = step in self.late and step not in early

@@ -28,6 +28,7 @@ from ...pipelines.named import schedule_of
 from ...types import AtStage, MeshAxes, MeshPlacements, Program, stage_of
 from ..plan import FromStage, Nested, OnStage, Pipelined, Plan, Redistribute, Slot, Step
 from ..redistribute import Move
+from ..split_backward import is_free
 from .actions import Actions, Parting, totals_of
 from .body import Located, Locating
 
@@ -106,9 +107,10 @@ class _Locate:
         self.homes.update((slot.number, None) for _, slot in plan.cotangents)
         self.kin.update((slot.number, frozenset()) for _, slot in plan.cotangents)
         self.everywhere: dict[int, Slot] = {}  # by slot: the slot that all coordinates have
-        self.fresh = 1 + max(
-            [0, *(s.number for x in plan.steps for s in x.made), *(s.number for s in plan.ins)]
-        )
+        self.stay: set[int] = set()  # slots that are made of arguments on stages alone
+        entering = [*plan.ins, *(slot for _, slot in plan.cotangents)]
+        every = [*entering, *(slot for step in plan.steps for slot in step.made)]
+        self.fresh = 1 + max((slot.number for slot in every), default=0)
         self.readers: dict[int, list[Step]] = collections.defaultdict(list)
         for step in plan.steps:
             for slot in step.read:
@@ -120,6 +122,8 @@ class _Locate:
             home = stage_of(marks[axis])
             self.homes[slot.number] = home
             self.kin[slot.number] = _kin(slot, home)
+            if home is not None:
+                self.stay.add(slot.number)
 
     def located(self, out_marks: Sequence[MeshPlacements | None]) -> Plan:
         for step in self.plan.steps:
@@ -130,9 +134,41 @@ class _Locate:
         returned = returned_by(self.program.graph.graph)
         outs = tuple(map(self.result, self.plan.outs, out_marks, map(_is_constrained, returned)))
         ins = tuple(self.marked(slot, self.homes[slot.number]) for slot in self.plan.ins)
-        return attrs.evolve(
-            self.plan, steps=tuple(self.steps), ins=ins, outs=outs, stage_axis=self.axis
+        floating = [x for x in outs if x.value.is_floating_point() or x.value.is_complex()]
+        cotangents = tuple(
+            (k, self.cotangent(slot, stage_of(floating[k].placements[self.axis]), outs))
+            for k, slot in self.plan.cotangents
         )
+        return attrs.evolve(
+            self.plan,
+            steps=tuple(self.steps),
+            ins=ins,
+            outs=outs,
+            cotangents=cotangents,
+            stage_axis=self.axis,
+        )
+
+    def cotangent(self, slot: Slot, home: AtStage | None, outs: Sequence[Slot]) -> Slot:
+        """The cotangent of a result, which is on the stage of that result: sent to all, where
+        other stages read or return it.
+        """
+        if home is None:
+            return slot
+        readers = [x for x in self.steps if slot.number in {s.number for s in x.read}]
+        marks = [stage_of(x.placements[self.axis]) for x in outs if x.number == slot.number]
+        wanted = {x.coordinate for x in readers} | {at and at.coordinate for at in marks}
+        own = self.marked(slot, home)
+        if wanted <= {home.coordinate}:
+            return own
+        own = attrs.evolve(own, number=self.fresh)
+        self.fresh += 1
+        after, self.steps = self.steps, []
+        self.homes[own.number] = home
+        self.send(
+            attrs.evolve(slot, number=own.number), slot, readers[0].node if readers else self.output
+        )
+        self.steps += after
+        return own
 
     def marked(self, slot: Slot, home: AtStage | None) -> Slot:
         """A slot with its stage among its placements."""
@@ -149,21 +185,31 @@ class _Locate:
         return self.reading(step, step.home.coordinate)
 
     def placed(self, step: Step) -> Step:
-        """Place one step where most of what it reads is; on all coordinates, where these have
-        shards of what it reads or makes.
+        """Place one step where it reads arguments, else where most of what it reads is; on all
+        coordinates, where these have shards of what it reads or makes, or what a view is of.
         """
         if isinstance(step, OnStage):
             return self.constrained(step)
-        if _is_sharded_over(self.axis, step):
+        is_view = bool(step.read) and is_free(step)
+        is_view = is_view and all(slot.number in self.everywhere for slot in step.read)
+        if is_view or _is_sharded_over(self.axis, step):
             self.homes.update((slot.number, None) for slot in step.made)
             self.kin.update((slot.number, frozenset()) for slot in step.made)
             return self.reading(step, None)
+        numbers = {slot.number for slot in step.read}
         weight: dict[AtStage, float] = collections.defaultdict(float)
         for slot in step.read:
             home = self.homes[slot.number]
-            if home is not None:
-                weight[home] += slot.value.numel() * slot.value.element_size()
-        home = max(weight, key=lambda x: (weight[x], x)) if weight else None
+            if home is not None and slot.number in (numbers & self.stay or numbers):
+                is_sent = slot.number in self.everywhere
+                nbytes = slot.value.numel() * slot.value.element_size()
+                weight[home] += 0 if is_sent else nbytes
+        sign = -1 if step.node.meta.get("phase") == "backward" else 1
+        home = max(
+            weight, key=lambda x: (weight[x], sign * x.chunk, sign * x.coordinate), default=None
+        )
+        if numbers and numbers <= self.stay:
+            self.stay.update(slot.number for slot in step.made)
         for slot in step.made:  # a gradient is made where its parameter lives
             like = self.likes.get(slot.number)
             home = home if like is None else self.homes[like.number] or home
@@ -196,20 +242,24 @@ class _Locate:
         """
         if slot.number in self.everywhere:
             return self.everywhere[slot.number]
+        whole = attrs.evolve(slot, number=self.fresh)
+        self.fresh += 1
+        self.send(slot, whole, reader.node if reader is not None else self.output)
+        self.everywhere[slot.number] = whole
+        return whole
+
+    def send(self, slot: Slot, whole: Slot, node: Node) -> None:
+        """Make a slot that all coordinates have of that of one coordinate."""
         home = self.homes[slot.number]
         assert home is not None, f"{slot} is everywhere"
         before = list(slot.placements)
         before[self.axis] = "sum"
         term = attrs.evolve(slot, number=self.fresh, placements=tuple(before))
-        whole = attrs.evolve(slot, number=self.fresh + 1)
-        self.fresh += 2
-        node = reader.node if reader is not None else self.output
+        self.fresh += 1
         self.steps.append(FromStage(node, slot, term, home=home.coordinate))
         move = Move(ALL_REDUCE, self.axis, term.placements, whole.placements)
         self.steps.append(Redistribute(node, term, whole, (move,), implicit=False))
         self.homes[term.number] = self.homes[whole.number] = None
-        self.everywhere[slot.number] = whole
-        return whole
 
     @property
     def axis_name(self) -> str:
@@ -227,6 +277,8 @@ class _Locate:
         home = self.homes[slot.number]
         if wanted is not None:
             target = stage_of(wanted[self.axis])
+        elif slot.number in self.likes:
+            target = self.homes[self.likes[slot.number].number]
         elif is_constrained or slot.placements[self.axis] != "R":
             target = None
         else:

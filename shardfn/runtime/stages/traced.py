@@ -13,6 +13,7 @@ from ... import schedule as passes
 from ...accepted import accept
 from ...buckets import BucketPlan
 from ...capture import Arguments, Captured
+from ...capture.annotations import PIPELINE
 from ...compile.kernel_times import prices_as_run
 from ...compile.memory import memory_as_run
 from ...errors import PlacementError, ShardError, call_site
@@ -63,6 +64,11 @@ from .lowering import (
     local_program,
     out_marks,
     programs_of_all,
+)
+
+WITHOUT_AUTOGRAD = (
+    "torch.no_grad() around the call, whose results have the gradients; or sf.shard of the loss "
+    "itself, whose loss.backward() runs the stages one after the other"
 )
 
 
@@ -195,10 +201,12 @@ class Traced:
         warn_of_expensive(self, planned, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
-        if chosen.stage_axis is not None:
-            got = "autograd follows the call, and arguments are on stages of a pipeline"
-            fix = "sf.pipelined_grad, or sf.value_and_grad, inside of the function"
-            raise PlacementError.of(self.request.name, got, fix=fix, source=call_site())
+        metas = [step.node.meta.get("custom") or {} for step in chosen.steps]
+        if chosen.stage_axis is not None and any(PIPELINE in meta for meta in metas):
+            got = "autograd follows the call, and a pipelined_grad is in the function"
+            raise PlacementError.of(
+                self.request.name, got, fix=WITHOUT_AUTOGRAD, source=call_site()
+            )
         both = self.halves(chosen)
         forward = self._scheduled(both.forward, forward_of(self.program, both))
         backward = self._scheduled(both.backward, backward_of(self.program, both))
