@@ -14,7 +14,7 @@ PARTS = {  # of a glob, as a regular expression
     "*": "[^.]*",  # within one name
     "?": "[^.]",
 }
-NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a name that is a number
+NUMBER = re.compile(r"(?<![^.\[])\d+(?![^.\]])")  # a name that is a number, or one in brackets
 NEAR = 3  # names in a suggestion
 SHOWN = 4  # names where none is near
 
@@ -61,8 +61,8 @@ def general(path: str) -> str:
     """A path with `*` for the numbers of layers.
 
     Example:
-        >>> general("layers.0.w1")
-        'layers.*.w1'
+        >>> general("layers.0.w1"), general("params[0]['w1']")
+        ('layers.*.w1', "params[*]['w1']")
     """
     return NUMBER.sub("*", path)
 

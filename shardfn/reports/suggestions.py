@@ -44,6 +44,7 @@ ROWS = 12  # collectives for which placements are looked for
 OPS = 10_000  # of all plans that are made; a large program is planned less often
 LARGE = 150  # ops of a program whose other ops stay as they are: a plan of all takes long
 ABOUT = 1.02  # of a price or a size, that counts as no more
+COMPUTES = 1.1  # of what a rank computes: ops on each element of what is no longer sharded
 LESS = 0.999  # of the bytes that are sent, that counts as fewer
 SMALLER = 0.8  # of the arguments of a rank, that counts as a smaller share
 LEFT = 0.1  # of the bytes of a line's collectives, that may still be sent
@@ -262,7 +263,8 @@ class _Search:
 
     def other_placements(self, i: int, axis: int) -> Iterator[Changes]:
         """Yield other placements of an argument over a mesh axis, and of those that follow it:
-        other dims, another axis for its dim, replicated.
+        other dims, another axis for its dim, replicated. Arguments of equal layers are placed so
+        too, and then the one alone.
         """
         marks, sizes = self.chosen.ins[i].placements, self.chosen.axes.sizes
         options = [*self.near.on_dims(i, axis)]
@@ -272,9 +274,17 @@ class _Search:
             free = [k for k, other in enumerate(marks) if other == "R" and sizes[k] > 1]
             others = [*(placed_on(freed, k, mark) for k in free), freed]
             options += [x for x in others if self.near.fits(i, x)]
+        equal = self.equal_arguments(i)
         for other in options:
-            placed = self.near.with_followers({i: other})
-            yield {k: x for k, x in placed.items() if k < self.near.count}
+            for numbers in ([*equal, i], [i]) if equal else ([i],):
+                placed = self.near.with_followers(dict.fromkeys(numbers, other))
+                yield {k: x for k, x in placed.items() if k < self.near.count}
+
+    def equal_arguments(self, i: int) -> list[int]:
+        """Return the arguments of other layers that are what this one is in its layer."""
+        paths, ins = self.lowered.traced.program.in_paths, self.chosen.ins
+        kind = lambda k: (general(paths[k]), tuple(ins[k].value.shape), ins[k].placements)
+        return [k for k in range(self.near.count) if k != i and kind(k) == kind(i)]
 
     def best(
         self, row: SentByLine, attempts: Sequence[tuple[Changes, Changes]]
@@ -318,7 +328,7 @@ class _Search:
         holds_less = other.held < SMALLER * now.held
         is_no_more = (
             other.price.total <= ABOUT * now.price.total,
-            other.price.computed <= ABOUT * now.price.computed,
+            other.price.computed <= COMPUTES * now.price.computed,
             other.price.nbytes <= ABOUT * now.price.nbytes,
             other.held <= ABOUT * now.held,
         )

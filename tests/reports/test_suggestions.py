@@ -100,3 +100,32 @@ def test_fully_sharded_parameters_have_no_suggestion(tmp_path: Path) -> None:
     whys = {texts[row["why"]] for row in page.contents["collectives"]}
     assert "a parameter that is sharded over dp, where it is used" in whys
     assert "the gradient of a parameter, reduced over dp" in whys
+
+
+def layers(params: Any, x: torch.Tensor) -> torch.Tensor:
+    """A network of equal layers, whose rows are scaled by their largest element."""
+    for w in params:
+        h = torch.relu(x @ w["up"])
+        x = x + (h / (1 + h.abs().amax(-1, keepdim=True))) @ w["down"]
+    return x.square().mean()
+
+
+@pytest.mark.parametrize("wrong", [(0, 1), (0,), (1,)])
+def test_one_mistake_in_equal_layers_is_mended_at_once(wrong: tuple[int, ...]) -> None:
+    places = [
+        {"up": P(None, "tp"), "down": P(None, "tp") if i in wrong else P("tp")} for i in range(2)
+    ]
+    w = {"up": sf.ShapeDtype((8, 32)), "down": sf.ShapeDtype((32, 8))}
+    with sf.fake_world(8, numerics=False):
+        mesh = sf.make_mesh((4, 2), ("dp", "tp"))
+        step = lambda ins: sf.shard(sf.value_and_grad(layers), mesh, ins).lower(
+            [w, w], sf.ShapeDtype((16, 8))
+        )
+        page = step((places, P("dp"))).report()
+        gathers = [row for row in page.suggestions if row.kind == "all_gather"]
+        suggestion = page.suggestions[gathers[0]]
+        name = "*" if len(wrong) > 1 else min(wrong)
+        assert str(suggestion) == f"params[{name}]['down'] at P('tp') in place of P(None, 'tp')"
+        better = step(suggestion.in_placements).report()
+        assert not better.suggestions
+        assert not [row for row in better.collectives if row.kind == "all_gather"]
