@@ -111,7 +111,9 @@ def layers(params: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("wrong", [(0, 1), (0,), (1,)])
-def test_one_mistake_in_equal_layers_is_mended_at_once(wrong: tuple[int, ...]) -> None:
+def test_one_mistake_in_equal_layers_is_mended_at_once(
+    wrong: tuple[int, ...], tmp_path: Path
+) -> None:
     places = [
         {"up": P(None, "tp"), "down": P(None, "tp") if i in wrong else P("tp")} for i in range(2)
     ]
@@ -121,11 +123,11 @@ def test_one_mistake_in_equal_layers_is_mended_at_once(wrong: tuple[int, ...]) -
         step = lambda ins: sf.shard(sf.value_and_grad(layers), mesh, ins).lower(
             [w, w], sf.ShapeDtype((16, 8))
         )
-        page = step((places, P("dp"))).report()
+        page = step((places, P("dp"))).report(path=tmp_path / "page.html")
         gathers = [row for row in page.suggestions if row.kind == "all_gather"]
         suggestion = page.suggestions[gathers[0]]
         name = "*" if len(wrong) > 1 else min(wrong)
         assert str(suggestion) == f"params[{name}]['down'] at P('tp') in place of P(None, 'tp')"
-        better = step(suggestion.in_placements).report()
+        better = step(suggestion.in_placements).report(path=tmp_path / "better.html")
         assert not better.suggestions
         assert not [row for row in better.collectives if row.kind == "all_gather"]
