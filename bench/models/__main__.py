@@ -32,27 +32,31 @@ COLUMNS = (
 )
 HEAD = """# Models
 
-Each model is made small, with random weights, in training mode and with its dropout, and called
-as its documentation calls it. One step of it is compared with torch's autograd and torch's AdamW
-on one device, in float64 (some in float32, since parts of them compute in no other): the loss, the
-gradient of every parameter, the buffers, and the parameters after the step. `make models` writes
-this page (torch {torch}, transformers {hub}).
+Each model is made small, with random weights. It is in training mode, with its dropout, and is
+called as its documentation calls it. `make models` compares one training step of the model with
+torch's autograd and torch's AdamW on one device. It compares the loss, the gradient of every
+parameter, the buffers, and the parameters after the step. The comparison is in float64, or in
+float32 for models of which some parts compute in no other dtype. `make models` also writes this
+page (torch {torch}, transformers {hub}).
 
-Each column is a scheme in a fake world, with what one step sends before bucketing:
+Each column of the table is a layout in a fake world, with what one step sends before bucketing:
 
-- data parallel: 4 ranks, parameters replicated; 6 examples, which 4 does not divide.
-- fully sharded: 4 ranks, every parameter sharded on its first dim.
-- tp: 4 ranks, the batch replicated, parameters by the model's own `tp_plan`; of models without one,
-  matrices on their last dim and kernels of convolutions on their first.
-- dp x tp: a mesh of 2 x 2, the batch on one axis, and the parameters as above on the other.
-- 5 ranks, uneven: fully sharded over a number of ranks that divides few dims.
-- dp x ep: of models with experts, the batch on both axes, and the experts by the model's own
-  `ep_plan`: tokens travel to their experts.
-- sequence: of models that read words, 4 ranks, each with a part of every sequence.
-- `loss.backward()`: through a call of the loss, on fully sharded DTensors that require grad.
-- 2 processes: over Gloo, fully sharded, the step and `loss.backward()`.
+- data parallel: The 4 ranks have replicated parameters and 6 examples, which 4 does not divide.
+- fully sharded: On 4 ranks, every parameter is sharded on its first dim.
+- tp: On 4 ranks, the batch is replicated, and the model's own `tp_plan` places the parameters. For
+  models without a plan, matrices are sharded on their last dim, and kernels of convolutions on
+  their first.
+- dp x tp: On a mesh of 2 x 2, the batch is sharded on one axis, and the parameters on the other, as
+  for tp.
+- 5 ranks, uneven: The parameters are fully sharded over a number of ranks that divides few dims.
+- dp x ep: For models with experts, the batch is sharded on both axes. The model's own `ep_plan`
+  places the experts, and tokens travel to them.
+- sequence: For models that read words, each of 4 ranks has a part of every sequence.
+- `loss.backward()`: The gradient goes through a call of the loss, on fully sharded DTensors that
+  require grad.
+- 2 processes: Two Gloo processes run the step and `loss.backward()`, fully sharded.
 
-Seconds are those of the processor: of the first capture, of the first lowering.
+The columns of seconds are processor time of the first capture and of the first lowering.
 
 """
 
