@@ -19,8 +19,8 @@ from .transfers import Fallback, Transfer, communicating_moves, fallbacks, stric
 
 log = logging.getLogger("shardfn")
 FIX = (
-    "a placement that needs no transfer, sf.constrain to accept a transfer, or "
-    "implicit_comm='allow'"
+    "a placement that needs no transfer, which sf.report looks for; sf.constrain to accept a "
+    "transfer; or implicit_comm='allow'"
 )
 
 

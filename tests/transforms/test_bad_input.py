@@ -384,8 +384,8 @@ def test_constraints_that_do_not_fit() -> None:
 
 def test_implicit_communication_when_it_is_forbidden() -> None:
     fix = (
-        "a placement that needs no transfer, sf.constrain to accept a transfer, or "
-        "implicit_comm='allow'"
+        "a placement that needs no transfer, which sf.report looks for; sf.constrain to accept a "
+        "transfer; or implicit_comm='allow'"
     )
     error, text = refusal(
         sf.PlacementError,
