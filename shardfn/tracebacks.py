@@ -5,6 +5,7 @@ shardfn's own. Modelled on jax's.
 from __future__ import annotations
 
 import functools
+import linecache
 import os
 import traceback
 import types
@@ -12,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _compat
-from .errors import ShardError, is_inside, is_ours
+from .errors import ShardError, is_inside, is_ours, user_frame
 
 FULL = "SHARDFN_TRACEBACK"  # set to "full", it keeps all frames
 FAULT = "shardfn: a fault of shardfn's own, not of your function: please report it"
-MANY = 3  # frames, from which on a traceback points at lines without carets
+MANY = 3  # frames, from which on a traceback has carets only under parts of long lines
+LINES = 12  # of a traceback, to which the frames of a deep function are shortened
 # classes of errors that ops of torch do not raise
 OF_PYTHON = (AssertionError, AttributeError, KeyError, NameError, TypeError)
 
@@ -61,6 +63,66 @@ def hide_frames(error: BaseException) -> None:
         note_fault(error)
     if FAULT in getattr(error, "__notes__", ()):
         return
+    errors = _without_our_frames(error)
+    every = [[*_links_of_traceback(error.__traceback__)] for error in errors]
+    if len(every) > 1 or sum(map(len, every)) >= MANY:
+        for error, frames in zip(errors, every, strict=True):
+            error.__traceback__ = _traceback_of(frames, has_carets=False)
+
+
+def note_users(error: BaseException, name: str) -> None:
+    """Note on an error of the user's function which transform reads it, and shorten its frames
+    to the first and the last ones.
+
+    Args:
+        error: the error.
+        name: of the transformed function.
+    """
+    if has_our_note(error):
+        return
+    count = 0
+    if not is_full():
+        lines = _lines_left(error)
+        for each in _without_our_frames(error):
+            count += _shorten(each, lines)
+            lines = 0  # for the errors that led to this one
+    rest = f", {count} of its frames left out" if count else ""
+    error.add_note(f"shardfn: raised inside {name}{rest}; {FULL}=full shows all frames")
+
+
+def _lines_left(error: BaseException) -> int:
+    """Return how many lines of a traceback are left for the frames of the user's function, after
+    the frames that lead to it, the text and the note.
+    """
+    frame = user_frame()
+    callers = 1
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+        callers += 1
+    text = "".join(traceback.format_exception_only(error)).count("\n")
+    return LINES - 1 - 3 * callers - text - 1
+
+
+def _shorten(error: BaseException, lines: int) -> int:
+    """Keep the first and the last frames of an error, as many as that many lines hold but at
+    least two, and return the number of the others.
+    """
+    frames = [*_links_of_traceback(error.__traceback__)]
+    costs = [3 if _place_of_line(x) is None else 2 for x in frames]
+    shown = len(frames)
+    while shown > 2 and costs[0] + sum(costs[1 - shown :]) > lines:
+        shown -= 1
+    left_out = len(frames) - shown
+    if left_out:
+        frames = [frames[0], *frames[1 - shown :]]
+        error.__traceback__ = _traceback_of(frames, has_carets=False)
+    return left_out
+
+
+def _without_our_frames(error: BaseException) -> list[BaseException]:
+    """Remove the frames of torch and of shardfn from an error and from those that led to it, and
+    return all of them, the error first.
+    """
     seen: dict[int, BaseException] = {}
     queue: list[BaseException] = [error]
     while queue:
@@ -75,16 +137,13 @@ def hide_frames(error: BaseException) -> None:
             error.__context__ = None
         inside = getattr(error, "exceptions", ()) if isinstance(error, BaseExceptionGroup) else ()
         queue += [x for x in (error.__cause__, error.__context__, *inside) if x is not None]
-    every = [[*_links_of_traceback(error.__traceback__)] for error in seen.values()]
-    if len(every) > 1 or sum(map(len, every)) >= MANY:
-        for error, frames in zip(seen.values(), every, strict=True):
-            error.__traceback__ = _traceback_of(frames, has_carets=False)
+    return [*seen.values()]
 
 
 def user_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
     """Return a traceback without the frames of torch and of shardfn."""
     links = [x for x in _links_of_traceback(frames) if not is_ours(x.tb_frame.f_code.co_filename)]
-    return _traceback_of(links, has_carets=len(links) < MANY)
+    return _traceback_of(links, has_carets=True)
 
 
 def _links_of_traceback(frames: types.TracebackType | None) -> Iterator[types.TracebackType]:
@@ -99,9 +158,21 @@ def _traceback_of(
     """Build the traceback of some frames."""
     result = None
     for each in reversed(frames):
-        place = each.tb_lasti if has_carets else -1  # without a place there are no carets
+        place = None if has_carets else _place_of_line(each)
+        place = each.tb_lasti if place is None else place
         result = types.TracebackType(result, each.tb_frame, place, each.tb_lineno)
     return result
+
+
+def _place_of_line(link: types.TracebackType) -> int | None:
+    """Return the place of an instruction that is a whole line of source, under which Python draws
+    no carets, or None.
+    """
+    code, line = link.tb_frame.f_code, link.tb_lineno
+    text = linecache.getline(code.co_filename, line).encode().rstrip()
+    extent = line, line, len(text) - len(text.lstrip()), len(text)
+    places = (2 * i for i, position in enumerate(code.co_positions()) if position == extent)
+    return next(places, None)
 
 
 def _is_of_torch(error: BaseException | None) -> bool:
@@ -133,13 +204,8 @@ def is_raised_by_shardfn(error: BaseException) -> bool:
 
 def note_fault(error: BaseException) -> None:
     """Note on an error that it is a fault of shardfn's own."""
-    add_note_once(error, FAULT)
-
-
-def add_note_once(error: BaseException, note: str) -> None:
-    """Add a note to an error that has none of shardfn's."""
     if not has_our_note(error):
-        error.add_note(note)
+        error.add_note(FAULT)
 
 
 def has_our_note(error: BaseException) -> bool:

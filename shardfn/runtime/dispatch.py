@@ -115,7 +115,8 @@ def _first_call(request: Request, given: Taken, signature: tuple[Any, ...]) -> A
         with stage("run", request.name):
             out = entry.run(leaves)
     except Exception as error:
-        if isinstance(error, ShardError) or has_our_note(error):
+        is_of_compiler = type(error) is ShardError and error.__cause__ is not None
+        if has_our_note(error) or (isinstance(error, ShardError) and not is_of_compiler):
             raise
         failed = error
     if failed is not None:

@@ -4,11 +4,16 @@ function raises, the frames of the user, one note.
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+import re
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,26 +227,153 @@ def own_frames(error: BaseException | None) -> list[tuple[str, int | None]]:
     return [place for place in places[2:] if "/torch/" not in place[0]]
 
 
+def is_shortened(short: Sequence[Any], whole: Sequence[Any]) -> bool:
+    """Whether some frames are the first and the last of others, or all of them."""
+    n = len(short)
+    return [*short] == ([*whole] if n == len(whole) else [whole[0], *whole[1 - n :]])
+
+
 def check(plain: BaseException, ours: BaseException, name: str) -> None:
     assert (type(ours), str(ours)) == (type(plain), str(plain))
-    assert own_frames(ours) == own_frames(plain)
+    assert is_shortened(own_frames(ours), own_frames(plain))
     assert not any("/shardfn/" in f.filename for f in traceback.extract_tb(ours.__traceback__))
     (note,) = ours.__notes__
     assert name in note
     cause, context = ours.__cause__, ours.__context__
-    assert (type(cause), own_frames(cause)) == (type(plain.__cause__), own_frames(plain.__cause__))
+    assert type(cause) is type(plain.__cause__)
+    assert is_shortened(own_frames(cause), own_frames(plain.__cause__))
     assert type(context) is type(plain.__context__)
-    text = "".join(traceback.format_exception(ours)).splitlines()
-    is_short = cause is None and context is None and len(own_frames(ours)) < 4
-    if is_short and len(str(ours).splitlines()) < 2:
-        assert len(text) <= LINES + 3, "\n".join(text)  # three are of `error_of`
 
 
-def test_errors_that_led_to_another_have_no_carets() -> None:
+def printed(fn: Callable[[Any], Any], x: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What Python prints for an error of a script that calls a function."""
+    try:
+        exec(compile("fn(x)", "script.py", "exec"), {"fn": fn, "x": x})
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        text = io.StringIO()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stderr", text)
+            sys.__excepthook__(type(error), error, error.__traceback__)
+        return text.getvalue().splitlines()
+    raise AssertionError("it raises nothing")
+
+
+def deep(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that calls another one, six frames deep."""
+
+    def first(x: Any) -> Any:
+        return second(x)
+
+    def second(x: Any) -> Any:
+        y = third(x)
+        return y
+
+    def third(x: Any) -> Any:
+        return torch.nn.Identity()(fourth(x))
+
+    def fourth(x: Any) -> Any:
+        return Around(fifth)(x)
+
+    def fifth(x: Any) -> Any:
+        y = f(x)
+        return y
+
+    return first
+
+
+CHAINED = ("raise from", "raise in an except", "a group")
+SPECS = (P("dp", "tp"),)
+READERS: dict[str, Callable[[Any, Any], Callable[[Any], Any]]] = {
+    "jit, aten": lambda f, _: sf.jit(f, backend="aten"),
+    "jit": lambda f, _: sf.jit(f),
+    "shard": lambda f, mesh: sf.shard(f, mesh, SPECS),
+    "grad": lambda f, mesh: sf.shard(sf.grad(lambda x: f(x).sum()), mesh, SPECS),
+    "shard_map": lambda f, mesh: sf.shard_map(f, mesh, (P(None, "tp"),), P(None, "tp")),
+    "scan": lambda f, mesh: sf.shard(
+        lambda x: sf.scan(lambda c, _: (f(c), None), x, length=2), mesh, SPECS
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_printed_is_short(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = WRONG if reader == "jit, aten" else INSIDE
+    with simulated(dp=2, tp=2) as mesh:
+        for name in names:
+            fn = READERS[reader](deep(WRONG[name]), mesh)
+            lines = printed(fn, X, monkeypatch)
+            text = "\n".join(lines)
+            assert not re.search("/torch/|/shardfn/", text), text
+            note = rf"shardfn: raised inside {re.escape(fn.__name__)}, \d of its frames left out"
+            assert len(re.findall(note, text)) == 1, text
+            frames = sum('  File "' in line for line in lines)
+            if name in CHAINED:  # each of their errors has two frames of the function at most
+                assert frames <= 6, text
+                continue
+            plain = traceback.format_exception_only(error_of(lambda f=WRONG[name]: f(X)))
+            own = "".join(plain).splitlines()
+            if not (name.startswith("shapes") and reader == "shard_map"):  # of a rank's shard
+                assert lines[-1 - len(own) : -1] == own
+            assert len(lines) <= LINES - 1 + len(own), text
+            assert frames >= 3, text
+
+
+SCRIPT = """
+import torch
+import shardfn as sf
+
+def main():
+    sf.jit(first, backend="aten")(torch.ones(3))
+
+def first(x):
+    return second(x)
+
+def second(x):
+    return third(x)
+
+def third(x):
+    return fourth(x)
+
+def fourth(x):
+    return x.nope
+
+main()
+"""
+PRINTED = """\
+Traceback (most recent call last):
+  File "{0}", line 20, in <module>
+    main()
+  File "{0}", line 6, in main
+    sf.jit(first, backend="aten")(torch.ones(3))
+  File "{0}", line 9, in first
+    return second(x)
+  File "{0}", line 18, in fourth
+    return x.nope
+           ^^^^^^
+AttributeError: 'Tensor' object has no attribute 'nope'
+shardfn: raised inside jit(first), 2 of its frames left out; \
+SHARDFN_TRACEBACK=full shows all frames
+"""
+
+
+def test_of_a_script(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    run = subprocess.run([sys.executable, file], capture_output=True, text=True, env=os.environ)
+    carets = re.compile(r"\n +[\^~]+(?=\n)")
+    assert carets.sub("", run.stderr) == carets.sub("", PRINTED.format(file))
+    assert len(run.stderr.splitlines()) <= LINES
+
+
+def test_errors_that_led_to_another_have_no_carets_under_whole_lines() -> None:
     ours = error_of(lambda: sf.jit(WRONG["raise from"], backend="aten")(X))
-    assert ours.__cause__ is not None
-    places = [frame.colno for frame in traceback.extract_tb(ours.__cause__.__traceback__)]
-    assert set(places) == {None}
+    text = "".join(traceback.format_exception(ours))
+    assert 'return look_up(x, "b")\n  File' in text
+
+
+def test_a_compilers_error_is_that_of_the_op() -> None:
+    check(error_of(lambda: WRONG["a dim"](X)), error_of(lambda: sf.jit(WRONG["a dim"])(X)), "jit(")
 
 
 @pytest.mark.parametrize("name", WRONG)

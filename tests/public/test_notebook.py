@@ -27,7 +27,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def shell() -> Iterator[Any]:
-    shell = InteractiveShell()
+    shell = InteractiveShell.instance()
     shell.run_line_magic("load_ext", "shardfn")
     assert shell.run_cell(STEP).success
     yield shell
@@ -72,3 +72,29 @@ def test_another_line_is_refused_by_name(shell: Any, text: str, got: str) -> Non
         "  needed: a call of a function that sf.shard, sf.jit or another transform returned\n"
         "  try: %program step(params, batch)"
     )
+
+
+DEEP = """
+def first(x):
+    return second(x)
+def second(x):
+    return third(x)
+def third(x):
+    return fourth(x)
+def fourth(x):
+    return x.nope
+"""
+
+
+def test_an_error_of_a_cell_shows_lines_of_cells_alone(shell: Any, capsys: Captured) -> None:
+    shell.colors = "nocolor"
+    shell.execution_count = 10
+    shell.run_cell(DEEP, store_history=True)
+    shell.run_cell("sf.shard(first, mesh, sf.P('dp'))(x)", store_history=True)
+    lines = capsys.readouterr().out.splitlines()
+    places = [line.partition(", in ")[0] for line in lines if line.startswith(("Cell ", "File "))]
+    assert places == [
+        f"Cell In[{cell}], line {n}" for cell, n in ((11, 1), (10, 2), (10, 6), (10, 8))
+    ]
+    note = "shardfn: raised inside shard(first), 1 of its frames left out"
+    assert lines[-1].startswith(note) and sum(line.startswith("shardfn: ") for line in lines) == 1

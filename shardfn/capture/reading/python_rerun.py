@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ... import _compat, _tree
 from ...errors import ShardError, is_inside, is_ours, source_at
-from ...tracebacks import FULL, add_note_once
+from ...tracebacks import note_users
 from ..closure.closed_over_tensors import modules_of
 from ..refusals import leaked_values
 
@@ -125,7 +125,7 @@ def raise_users(
         if isinstance(error, Exception) and not is_users(error):
             return
         _named_plainly(error)
-        add_note_once(error, f"shardfn: raised inside {name}; {FULL}=full shows all frames")
+        note_users(error, name)
         raise
 
 
