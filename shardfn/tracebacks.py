@@ -64,10 +64,10 @@ def hide_frames(error: BaseException) -> None:
     if FAULT in getattr(error, "__notes__", ()):
         return
     errors = _without_our_frames(error)
-    every = [[*_links_of_traceback(error.__traceback__)] for error in errors]
+    every = [[*_links_of_traceback(each.__traceback__)] for each in errors]
     if len(every) > 1 or sum(map(len, every)) >= MANY:
-        for error, frames in zip(errors, every, strict=True):
-            error.__traceback__ = _traceback_of(frames, has_carets=False)
+        for each, frames in zip(errors, every, strict=True):
+            each.__traceback__ = _traceback_of(frames, has_carets=False)
 
 
 def note_users(error: BaseException, name: str) -> None:

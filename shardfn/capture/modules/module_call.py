@@ -280,7 +280,8 @@ class ModuleTracing(TorchFunctionMode):
             if passed is not None:
                 return passed
         if (reads := data_dependent.cause_in_method(name)) and isinstance(args[0], torch.Tensor):
-            return self.read(func, args, reads, line)
+            file = sys._getframe(1).f_code.co_filename
+            return self.read(func, args, data_dependent.cause_in_file(file) or reads, line)
         if self.mode is not None:
             args, kwargs = _tree.map_held(self.fake, (args, kwargs))
         try:

@@ -56,7 +56,8 @@ class EagerMode(TorchFunctionMode):
             failed = error
         # outside of the `except`, for the error of this call has no other context
         if failed is not None:
-            self.with_values(func, args, kwargs, _zeros_like)
+            if not isinstance(failed, (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE)):
+                self.with_values(func, args, kwargs, _zeros_like)
             raise OnlyFake from failed
         if self.is_wanted is not None:
             try:

@@ -13,6 +13,20 @@ READ = "{what} reads a tensor's value while the function is traced"
 FIXED = "a result of fixed size: torch.where, topk, or a mask"
 STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
 
+PACKED = (
+    "the size of a packed sequence depends on values, its lengths",
+    "the padded batch: y, _ = rnn(x), torch.where(mask, y, 0), y[torch.arange(n), lengths - 1]",
+)
+# Files of torch whose code reads values, and what it reads them for.
+FILES = {
+    "torch/nn/utils/rnn.py": PACKED,
+    "nn/modules/rnn.py": PACKED,
+    "torch/nn/modules/batchnorm.py": (
+        "a batch norm with momentum=None takes its count of batches for a number",
+        "momentum=0.1, or track_running_stats=False",
+    ),
+}
+
 # Name of a function -> the problem, how the user wrote it, what to write instead.
 FUNCTIONS: dict[str, tuple[str, str, str]] = {
     "nonzero": (SHAPE, "nonzero", STATIC),
@@ -42,6 +56,7 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
         "sections, or a tuple of numbers, instead of a tensor of indices",
     ),
     "one_hot": (SHAPE, "one_hot", "one_hot(x, num_classes=n)"),
+    "_pack_padded_sequence": (PACKED[0], "", PACKED[1]),
     "_ctc_loss": (SHAPE, "ctc_loss", "lengths that are tuples of numbers"),
     "item": (READ, ".item()", "keep the value a tensor: no .item(), bool() or int()"),
     "tolist": (READ, ".tolist()", "keep the value a tensor, or pass the list as an argument"),
@@ -91,6 +106,7 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("Could not extract specialized integer", NUMBER),
     ("raised exception KeyError(Tensor(", KEY),
     ("operator `range` with argument types ['Tensor'", NUMBER),
+    ("torch/nn/utils/rnn.py` should not be traced", None),
     # the same in torch 2.15
     ("DelayGraphBreakVariable() does not implement python_type()", NUMBER),
 )
@@ -123,6 +139,11 @@ def cause_in_function(function: str) -> tuple[str, str] | None:
     return (row[0].format(what=row[1]), row[2]) if row else None
 
 
+def cause_in_file(text: str) -> tuple[str, str] | None:
+    """The problem and the suggestion, if a text names a file of torch whose code reads values."""
+    return next((row for file, row in FILES.items() if file in text), None)
+
+
 def cause_of_error(error: BaseException, text: str) -> tuple[str, str] | None:
     """The problem and the suggestion, if an error is about a value, which is unknown during a
     trace. None for any other error.
@@ -138,6 +159,8 @@ def cause_of_error(error: BaseException, text: str) -> tuple[str, str] | None:
     sign = next((pair for pair in SIGNS if pair[0] in text), None)
     if not (reads or grows or sign):
         return None
+    if row := cause_in_file(text):
+        return row
     name = _call_in_text(text) or _call_in_text(f"Operator `{getattr(error, 'func', '')}")
     if row := cause_in_function(name):
         return row

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils import rnn
 from torch.testing._utils import wrapper_set_seed
 
 import shardfn as sf
@@ -122,10 +123,34 @@ OF_VALUES: dict[str, Callable[[Any], Any]] = {
     "_ctc_loss": lambda x: torch.nn.functional.ctc_loss(
         x.reshape(2, 1, 3), x[:1].long().reshape(1, 1), x[1:2].long(), x[1:2].long()
     ),
+    "_pack_padded_sequence": lambda x: rnn.pack_padded_sequence(x[:, None], [6]).data,
     "item": lambda x: x * x.sum().item(),
     "tolist": lambda x: x * x.tolist()[1],
     "equal": lambda x: x if torch.equal(x, x + 1) else 2 * x,
     "allclose": lambda x: x if torch.allclose(x, x + 1) else 2 * x,
+}
+
+
+class Packs(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return rnn.pack_padded_sequence(x[:, None], torch.tensor([6])).data
+
+
+PACK = rnn.pack_padded_sequence(X[:, None, None], [6])
+NORM = torch.nn.BatchNorm1d(2, momentum=None, dtype=X.dtype)
+RECURRENT = torch.nn.GRU(1, 2, dtype=X.dtype)
+# each file of torch whose code reads a value -> programs
+OF_FILES: dict[str, list[Callable[[Any], Any]]] = {
+    "torch/nn/utils/rnn.py": [
+        lambda x: rnn.pad_packed_sequence(PACK)[0] + x[0],
+        lambda x: rnn.pack_sequence([x, x[:3]]).data,
+        Packs(),
+    ],
+    "nn/modules/rnn.py": [lambda x: RECURRENT(PACK)[0].data * x[0]],
+    "torch/nn/modules/batchnorm.py": [
+        lambda x: NORM(x.reshape(3, 2)),
+        torch.nn.Sequential(torch.nn.Unflatten(0, (3, 2)), NORM),
+    ],
 }
 OF_RANKS = {
     branches_on_its_step: VALUE,
@@ -172,3 +197,21 @@ def test_what_depends_on_values_is_refused_by_its_row(name: str) -> None:
     first, *_, last = str(caught.value).splitlines()
     assert first == f"jit(<lambda>): {problem.format(what=said)}"
     assert last == f"  try: {fix}"
+
+
+def test_each_file_has_programs() -> None:
+    assert OF_FILES.keys() == data_dependent.FILES.keys()
+
+
+@pytest.mark.parametrize("file", OF_FILES)
+def test_what_torchs_own_code_reads_is_refused_by_its_file(file: str) -> None:
+    problem, fix = data_dependent.FILES[file]
+    for fn in OF_FILES[file]:
+        with pytest.raises(sf.CaptureError) as caught:
+            sf.jit(fn, backend="aten")(X)
+        assert problem in str(caught.value) and caught.value.fix == fix
+        if isinstance(fn, torch.nn.Module):
+            pure, params, buffers = sf.functionalize(fn)
+            with pytest.raises(sf.CaptureError) as caught:
+                sf.jit(pure, backend="aten")(params, buffers, X)
+            assert problem in str(caught.value) and caught.value.fix == fix

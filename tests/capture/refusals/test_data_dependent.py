@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 from versions import needs_torch
 
 import shardfn as sf
@@ -93,6 +94,10 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         lambda x, i: F.ctc_loss(x[:, None], i[:1].reshape(1, 1), i[1:2], i[1:2]),
         SHAPE.format("ctc_loss"),
         "lengths that are tuples of numbers",
+    ),
+    "pack_padded_sequence": (
+        lambda x, i: pack_padded_sequence(x[:, None], i[:1]).data,
+        *data_dependent.PACKED,
     ),
     "item": (lambda x, i: x * x.sum().item(), READ.format(".item()"), KEEP),
     "int": (lambda x, i: x * int(i.sum()), READ.format(".item()"), KEEP),
