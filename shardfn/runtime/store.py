@@ -25,6 +25,8 @@ class CallStore:
     followed: dict[Any, Any] = attrs.field(factory=dict)
     # compiled programs with what they were lowered from, the last one first
     compiled: list[Any] = attrs.field(factory=list)
+    # lowered programs that are in use, each with the rules of users that held
+    lowered: weakref.WeakKeyDictionary[Any, Any] = attrs.field(factory=weakref.WeakKeyDictionary)
     # the last time that a new signature was staged, explained
     retrace: str = ""
     # how often a constant has changed, by path; each is warned of once
@@ -54,6 +56,7 @@ class CallStore:
         self.programs.clear()
         self.followed.clear()
         self.compiled.clear()
+        self.lowered.clear()
 
 
 @attrs.define(eq=False)

@@ -35,15 +35,16 @@ class Ready:
     compiled: Compiled
     rules: Any  # the sharding rules of users
 
-    def serves(self, traced: Traced) -> bool:
-        """Return whether this compiled program is that of a call."""
-        mine = self.lowered.traced
-        return (
-            mine.captured is traced.captured
-            and mine.request is traced.request
-            and self.rules == registry.active()
-            and _are_alike(mine.placed, traced.placed)
-        )
+
+def _is_of(lowered: Lowered, rules: Any, traced: Traced) -> bool:
+    """Return whether a program that was lowered with some rules of users is that of a call."""
+    mine = lowered.traced
+    return (
+        mine.captured is traced.captured
+        and mine.request is traced.request
+        and rules == registry.active()
+        and _are_alike(mine.placed, traced.placed)
+    )
 
 
 def _are_alike(a: Placed, b: Placed) -> bool:
@@ -60,16 +61,17 @@ def compiled_for(traced: Traced, *, warm: bool = False) -> Compiled:
     """
     known = traced.request.store.compiled
     for ready in known:
-        if ready.serves(traced):
+        if _is_of(ready.lowered, ready.rules, traced):
             _agree(ready.lowered)
             return _placed(ready.compiled, traced.placed)
-    lowered = traced.lower()
+    in_use = [*traced.request.store.lowered.items()]
+    lowered = next((x for x, rules in in_use if _is_of(x, rules, traced)), None) or traced.lower()
     compiled = lowered.compile(warm=warm)
     is_whole = not (warm and traced.request.warmup)
     if is_whole and not traced.ranks:
         known.insert(0, Ready(lowered, compiled, registry.active()))
         del known[KEPT:]
-    return compiled
+    return _placed(compiled, traced.placed)
 
 
 def _placed(compiled: Compiled, placed: Placed) -> Compiled:

@@ -29,6 +29,7 @@ from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names
 from ...partition import Plan, cached_plan, local_sizes
 from ...partition.collective_bytes import collectives_in
+from ...partition.rule_api import registry
 from ...partition.split_backward import SplitPlan, split_backward
 from ...placement_table import ArgumentPlacements, argument_placements
 from ...random import ambient
@@ -179,10 +180,11 @@ class Traced:
         with _compat.staging(), _compat.paused_gc():
             cache.counts["partitions"] += 1
             mine = self._lowered(cap, first_cap, plan)
-            if not self.placed.is_simulated:
-                return mine
-            others = [x._lowered(cap, first_cap, plan) for x in self.others]
-            return beside(mine, others)
+            if self.placed.is_simulated:
+                mine = beside(mine, [x._lowered(cap, first_cap, plan) for x in self.others])
+        if cap is first_cap is plan is None and not self.ranks:
+            self.request.store.lowered[mine] = registry.active()
+        return mine
 
     def _lowered(
         self, cap: int | str | None, first_cap: int | str | None, plan: BucketPlan | None

@@ -30,6 +30,22 @@ def test_shapes_global_tensors_and_dtensors_of_one_placement_share_a_program() -
             assert count == 0 and torch.equal(sf.full(out), X * 2)
 
 
+def test_a_program_that_was_lowered_is_not_lowered_again_while_it_is_in_use() -> None:
+    step = sf.jit(lambda x: x * 2, backend="aten")
+    lowered = step.lower(sf.ShapeDtype((6,)))
+    out, count = partitions(lambda: step(X))
+    assert count == 0 and torch.equal(out, X * 2)
+    assert partitions(lambda: step(X[:5]))[1] == 1
+    cache.clear()
+    assert partitions(lambda: step(X))[1] == 1 and lowered.traced is not None
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")
+        sharded = sf.shard(lambda x: (x * 2).sum(), mesh, P("dp"), backend="aten")
+        first = sharded.lower(X)
+        assert partitions(lambda: sharded(sf.distribute(X, mesh, P("dp"))))[1] == 0
+        assert first.collectives and sf.full(sharded(X)) == 30
+
+
 def test_another_world_and_another_setting_have_programs_of_their_own() -> None:
     step = sf.shard(lambda x: x * 2, in_placements=P("dp"), backend="aten")
     for size in (2, 3):
