@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn.inspect.memory import live_by_op
+from shardfn.partition.lifetimes import owners
 from shardfn.partition.planner.op_cost import nbytes
 from shardfn.pipelines.actions import Action
 
@@ -27,6 +28,7 @@ from .llama import P, Run
 
 STEPS = 3  # the first has no optimizer's state yet, and those after it find other free blocks
 GATHERED, SCATTERED = "all-gather", "reduce-scatter"  # the streams of FSDP
+Changes = list[tuple[list[Node], list[Node]]]
 ALONE = Action("F", 0, 0), Action("BW", 0, 0)  # of a model that is in no stages
 
 
@@ -39,7 +41,7 @@ class Part:
         forward: of each op the tensors that it makes, and those that end there.
         backward: the same.
         gradients: the place of the parameter of each.
-        output: of the forward. None for the loss.
+        output: of the forward. Of the last part: the logits, which the loss reads.
         cotangent: of the input. None for the embedding.
     """
 
@@ -47,7 +49,7 @@ class Part:
     forward: list[tuple[list[Node], list[Node]]]
     backward: list[tuple[list[Node], list[Node]]]
     gradients: dict[Node, int]
-    output: Node | None
+    output: Node
     cotangent: Node | None
 
 
@@ -68,10 +70,12 @@ class Stage:
         parts: in the order of their forward.
         groups: the places of the parts whose parameters are gathered together: each layer alone,
             the others at once.
+        is_last: whether it has the loss.
     """
 
     parts: list[Part]
     groups: list[list[int]]
+    is_last: bool
 
 
 def stage_of(parts: Parts, layers: int, *, is_first: bool = True, is_last: bool = True) -> Stage:
@@ -79,7 +83,7 @@ def stage_of(parts: Parts, layers: int, *, is_first: bool = True, is_last: bool 
     every = [parts.first] * is_first + [parts.layer] * layers + [parts.last] * is_last
     rest = [i for i, x in enumerate(every) if x is not parts.layer]
     alone = [[i] for i, x in enumerate(every) if x is parts.layer]
-    return Stage(every, [rest, *alone] if rest else alone)
+    return Stage(every, [rest, *alone] if rest else alone, is_last)
 
 
 def parts_of(run: Run) -> Parts:
@@ -102,7 +106,11 @@ def parts_of(run: Run) -> Parts:
         return *pull(g), y
 
     def last(p: Any, x: torch.Tensor, words: torch.Tensor) -> Any:
-        return sf.grad(lambda p, x: llama.loss_of(x, p, words, run), (0, 1))(p, x)
+        def loss(p: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            logits = llama.logits(x, p, run)
+            return llama.loss_of(logits, words), logits
+
+        return sf.grad(loss, (0, 1), has_aux=True)(p, x)
 
     with sf.fake_world(run.tp, numerics=False):
         mesh = sf.make_mesh((1, run.tp), ("dp", "tp"))
@@ -121,6 +129,12 @@ def parts_of(run: Run) -> Parts:
 def part_of(graph: Graph, parameters: int, cotangents: int, outputs: int) -> Part:
     """Read a graph of parameters first, and of their gradients, the cotangent of the input and the
     output. Ops of its backward may stand before those of its forward.
+
+    Args:
+        graph: of the part.
+        parameters: their number.
+        cotangents: 1 if there is a cotangent of the input.
+        outputs: 1 if the output stays. Otherwise it ends where it is last read.
     """
     (output,) = graph.find_nodes(op="output")
     late = set[Node]()
@@ -129,16 +143,19 @@ def part_of(graph: Graph, parameters: int, cotangents: int, outputs: int) -> Par
         if node.op == "call_function" and is_late:
             late.add(node)
             output.prepend(node)
+    owner = owners(graph)
+    results = [owner[x] for x in output.args[0]]
+    if not outputs:
+        output.args = (output.args[0][:-1],)
     changes = [*_changes(graph)]
     forward, backward = ([x[1:] for x in changes if (x[0] in late) is k] for k in (False, True))
     inputs = [x for x in graph.find_nodes(op="placeholder") if x.meta["val"].is_floating_point()]
-    results = output.args[0]
     return Part(
         [_nbytes(x) for x in inputs[:parameters]],
         forward,
         backward,
         {x: k for k, x in enumerate(results[:parameters])},
-        results[-1] if outputs else None,
+        results[-1],
         results[parameters] if cotangents else None,
     )
 
@@ -166,16 +183,20 @@ class Steps:
     of a layer in bfloat16 for its forward, and again for its backward; those of the ends, of the
     last layer, and all of a pipeline stay. What is gathered and what is scattered has a buffer,
     which stays until the next is there. Gradients are made by the scatter, on a stream of its own,
-    whose memory activations do not share. A pipeline sums gradients of microbatches in float32
-    before, has a buffer for each value that it receives, and holds outputs until the end of the
-    step, as torch's of December 2024 did.
+    whose memory activations do not share.
+
+    A pipeline sums gradients of microbatches in float32, and scatters those of all parts after the
+    last backward of a stage. It has a buffer for each value that it receives. As torch's of
+    December 2024 did, it holds outputs of stages and gradients of their inputs until the end of the
+    step, and concatenates what the last stage gave.
 
     Args:
         stages: those of the rank, by number.
         actions: of the rank, in order.
         dp: the ranks over which parameters are sharded.
 
-    Source: torch/distributed/fsdp/_fully_shard, torch/distributed/pipelining/stage.py.
+    Source: torch/distributed/fsdp/_fully_shard, torch/distributed/pipelining/stage.py before
+        pytorch#153383, #159251 and #164329 released what is held.
     """
 
     def __init__(
@@ -202,6 +223,7 @@ class Steps:
         for step in range(STEPS):
             for x in self.actions:
                 self._forward(x) if x.kind == "F" else self._backward(x)
+            self._concatenate()
             for name in ("mean", "variance") if not step else ():
                 allocator.allocate_all(name, masters)
             allocator.allocate_all("root", masters)  # of AdamW's `foreach`
@@ -209,15 +231,18 @@ class Steps:
                 allocator.release(("root", key))
             for key in masters:
                 allocator.release(("gradient", key))
-            for s, stage in self.stages.items():
-                for k in range(1 + self.last[s]):
-                    self._end((s, len(stage.parts) - 1, k), set())
+            held = [x for x in allocator.blocks if isinstance(x[0], Node)]
+            for key in held:
+                allocator.release(key)
         return allocator.reserved
 
     def _received(self, x: Action) -> tuple[Action, int]:
         """Return the bytes that an action receives."""
         stage = self.stages[x.stage]
-        end = stage.parts[-1].output if x.kind != "F" else stage.parts[0].cotangent
+        if x.kind == "F":
+            end = stage.parts[0].cotangent
+        else:
+            end = None if stage.is_last else stage.parts[-1].output
         return x, 0 if end is None else _nbytes(end)
 
     def _forward(self, x: Action) -> None:
@@ -226,7 +251,7 @@ class Steps:
         for i, part in enumerate(stage.parts):
             group = _group_of(stage, i)
             self._gather(x.stage, group)
-            self._run(part.forward, (x.stage, i, x.microbatch))
+            self._run(part, part.forward, (x.stage, i, x.microbatch))
             if not self.is_pipeline and len(group) == 1 and group != stage.groups[-1]:
                 self._release("weight", x.stage, group)
 
@@ -234,34 +259,51 @@ class Steps:
         """Run the backward of a microbatch."""
         stage, allocator = self.stages[x.stage], self.allocator
         parts = dict(enumerate(stage.parts))
-        is_last = x.microbatch == self.last[x.stage]
         for i, part in reversed(parts.items()):
             group = _group_of(stage, i)
             self._gather(x.stage, group)
-            self._run(part.backward, (x.stage, i, x.microbatch))
-            stays = {part.cotangent, part.output} if self.is_pipeline else {part.cotangent}
-            self._end((x.stage, i, x.microbatch), stays)
+            self._run(part, part.backward, (x.stage, i, x.microbatch))
+            self._sum(part, (x.stage, i, x.microbatch))
+            is_held = self.is_pipeline and i + 1 not in parts
+            self._end(
+                (x.stage, i, x.microbatch), {part.cotangent, part.output if is_held else None}
+            )
             if i - 1 in parts:
                 allocator.release((parts[i - 1].output, (x.stage, i - 1, x.microbatch)))
             if i + 1 in parts:
                 allocator.release((parts[i + 1].cotangent, (x.stage, i + 1, x.microbatch)))
-            if is_last and i == group[0]:
+            if not self.is_pipeline and i == group[0]:
                 self._scatter(x.stage, group)
-        allocator.release((parts[0].cotangent, (x.stage, 0, x.microbatch)))
+        if not self.is_pipeline:
+            allocator.release((parts[0].cotangent, (x.stage, 0, x.microbatch)))
+        elif x.microbatch == self.last[x.stage]:
+            for group in stage.groups:
+                self._scatter(x.stage, group)
 
-    def _run(self, changes: list[tuple[list[Node], list[Node]]], run: tuple[int, int, int]) -> None:
-        """Run the ops of a part. Its gradients are summed."""
-        allocator, gradients = self.allocator, self.stages[run[0]].parts[run[1]].gradients
+    def _run(self, part: Part, changes: Changes, run: tuple[int, int, int]) -> None:
+        """Run the ops of a part."""
         for made, dead in changes:
             for x in made:
-                allocator.allocate((x, run), _nbytes(x))
-                if x in gradients:
-                    key = "sum", (*run[:2], gradients[x])
-                    if key not in allocator.blocks:
-                        allocator.allocate(key, _nbytes(x) * (2 if self.is_pipeline else 1))
-                    allocator.release((x, run))
+                self.allocator.allocate((x, run), _nbytes(x))
             for x in dead:
-                allocator.release((x, run))
+                if x is not part.output or not self.is_pipeline:  # logits are an output of a stage
+                    self.allocator.release((x, run))
+
+    def _sum(self, part: Part, run: tuple[int, int, int]) -> None:
+        """Add the gradients of a part to the sums, in float32 if there are microbatches."""
+        for x, k in part.gradients.items():
+            key = "sum", (*run[:2], k)
+            if key not in self.allocator.blocks:
+                self.allocator.allocate(key, _nbytes(x) * (2 if self.is_pipeline else 1))
+            self.allocator.release((x, run))
+
+    def _concatenate(self) -> None:
+        """Concatenate what the last stage gave, which nothing reads."""
+        for s, stage in self.stages.items():
+            if self.is_pipeline and stage.is_last:
+                size = _nbytes(stage.parts[-1].output) * (1 + self.last[s])
+                self.allocator.allocate(("logits",), size)
+                self.allocator.release(("logits",))
 
     def _end(self, run: tuple[int, int, int], stays: set[Node | None]) -> None:
         """Release the tensors of a part for a microbatch."""

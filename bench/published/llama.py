@@ -170,10 +170,14 @@ def embedded(params: Params, tokens: Tensor, run: Run) -> Tensor:
     return scattered(x) if run.tp > 1 else x
 
 
-def loss_of(x: Tensor, params: Params, tokens: Tensor, run: Run) -> Tensor:
-    """The loss, from what the last layer gives."""
+def logits(x: Tensor, params: Params, run: Run) -> Tensor:
+    """The logits, from what the last layer gives."""
     x = normed(x, params["n"])
-    logits = logits_of(gathered(x) if run.tp > 1 else x, params["head"])
+    return logits_of(gathered(x) if run.tp > 1 else x, params["head"])
+
+
+def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The loss."""
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
 
 
@@ -186,7 +190,7 @@ def loss(params: Params, tokens: Tensor, run: Run) -> Tensor:
     else:
         for p in params["layers"]:
             x = one(x, p)
-    return loss_of(x, params, tokens, run)
+    return loss_of(logits(x, params, run), tokens)
 
 
 def shapes(run: Run) -> Params:

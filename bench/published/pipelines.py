@@ -17,12 +17,12 @@ import shardfn as sf
 from bench.planner.llama import HEAD, Sizes, attended, normed
 from shardfn import P
 
-from .llama import gathered, scattered
+from .llama import as_it_is, gathered, scattered
 
 Tensor = torch.Tensor
 Function = Callable[[Tensor], Tensor]
 Axes = str | tuple[str, ...] | None
-BALANCED = P("dp", sf.zigzag("cp"))
+BALANCED, HIDDEN = P("dp", sf.zigzag("cp")), P("dp", sf.zigzag("cp"), "tp")
 
 
 @attrs.frozen
@@ -65,17 +65,26 @@ def balanced(x: Tensor) -> Tensor:
     return sf.constrain(x, BALANCED)
 
 
-def layer(x: Tensor, p: dict[str, Tensor], gather: Function, scatter: Function) -> Tensor:
+def by_columns(x: Tensor) -> Tensor:
+    """Keep a shard of each sequence, and the columns that a rank computes."""
+    return sf.constrain(x, HIDDEN)
+
+
+def layer(
+    x: Tensor, p: dict[str, Tensor], gather: Function, scatter: Function, hidden: Function
+) -> Tensor:
     """A layer under sequence parallelism, as torchtitan runs it."""
     x = x + scatter(attended(gather(normed(x, p["n1"])), p))
     h = gather(normed(x, p["n2"]))
-    return x + scatter((F.silu(h @ p["wg"]) * (h @ p["wu"])) @ p["wd"])
+    inner = hidden(F.silu(hidden(h @ p["wg"])) * hidden(h @ p["wu"]))
+    return x + scatter(inner @ p["wd"])
 
 
 def loss(params: Any, tokens: Tensor, run: Stages) -> Tensor:
     """The loss of a Llama whose layers are stacked, one stack a stage."""
-    gather, scatter = (gathered, scattered) if run.cp == 1 else (balanced, balanced)
-    one = functools.partial(layer, gather=gather, scatter=scatter)
+    shares = (gathered, scattered, as_it_is) if run.cp == 1 else (balanced, balanced, by_columns)
+    gather, scatter, hidden = shares
+    one = functools.partial(layer, gather=gather, scatter=scatter, hidden=hidden)
     one = sf.checkpoint(one) if run.remat else one
     x = scatter(F.embedding(tokens, params["emb"]))
     for stack in params["stacks"]:
@@ -145,5 +154,6 @@ def lowered(run: Stages) -> Any:
         mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
         sharded = placements(stages, axes["pp"], ("dp", "cp") if run.cp > 1 else "dp")
         specs = (sharded, P("dp") if run.cp == 1 else BALANCED), (P(), sharded)
-        step = sf.shard(step_by(run), mesh, *specs, planner="greedy")
+        ring: dict[str, Any] = {"attention": {"cp": "ring"}} if run.cp > 1 else {}
+        step = sf.shard(step_by(run), mesh, *specs, planner="greedy", **ring)
         return step.lower(*shapes(stages, run.sizes, run.layers))

@@ -304,9 +304,12 @@ class Walk:
         fake = node.meta.get("val")
         if not isinstance(fake, torch.Tensor):
             return None
-        if rules.row_of(node.target).keeps_constants:
-            source = self.values[args_of(node)[0]]
-            return None if source.fill is None else source.fill[1]
+        place = rules.row_of(node.target).constant_of
+        if place is not None:
+            source = self.values[args_of(node)[place]]
+            if source.fill is None or source.fake.dtype != fake.dtype:
+                return None
+            return source.fill[1]
         return rules.fill_value(node.target, node.args, fake.dtype)
 
     def constant(self, node: Node, value: Any) -> Value:

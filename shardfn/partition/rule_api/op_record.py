@@ -42,7 +42,7 @@ class Op:
             where its arguments come from nor who reads its result.
         rearranges: whether it only rearranges: its results from a program's inputs are available
             from the start.
-        keeps_constants: whether it makes a constant tensor of a constant tensor.
+        constant_of: the position of the argument whose constant it keeps, if that has its dtype.
     """
 
     rule: Rule | None = None
@@ -63,7 +63,7 @@ class Op:
     gradients_of: Callable[[OpCall], Sequence[int | None]] | None = None
     of_sizes: bool = False
     rearranges: bool = False
-    keeps_constants: bool = False
+    constant_of: int | None = None
 
 
 Rows = dict[object, Op]

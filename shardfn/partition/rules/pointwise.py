@@ -123,4 +123,5 @@ ROW = row()  # of every op that works element by element
 TABLE: dict[object, Op] = {
     aten._to_copy.default: row(rearranges=True),
     aten.alias.default: row(rearranges=True),
+    aten.copy.default: row(constant_of=1),
 }

@@ -45,6 +45,37 @@ def test_every_fill_that_takes_the_shape_of_a_tensor_is_listed() -> None:
     assert like == fills.LIKE
 
 
+ACTIVATIONS = (
+    "celu elu gelu hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 selu sigmoid "
+    "silu softplus softsign tanh tanhshrink"
+).split()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("planner", ["greedy", "global"])
+def test_the_gradient_of_an_activation_sends_nothing(name: str, planner: str) -> None:
+    fn = getattr(torch.nn.functional, name)
+    gradient = sf.grad(lambda x, g: (fn(x) * g).sum())
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("cp",))
+        balanced = P(None, sf.zigzag("cp"))
+        x, g = (torch.randn(3, 24, 60, dtype=torch.float64) for _ in range(2))
+        sharded = sf.shard(gradient, mesh, balanced, balanced, planner=planner, backend="aten")
+        assert not sharded.lower(x, g).explain().collectives
+        torch.testing.assert_close(sf.full(sharded(x, g)), gradient(x, g))
+
+
+def test_a_copy_of_a_constant_in_another_dtype_is_cast() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x).copy_(torch.full(x.shape, 2.7)) + x
+
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        x = torch.arange(7)
+        got = sf.shard(fn, mesh, P("dp"), backend="aten")(x)
+        torch.testing.assert_close(sf.full(got), fn(x))
+
+
 DTYPES = [
     torch.float32,
     torch.float64,
