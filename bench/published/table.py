@@ -20,9 +20,8 @@ CARD, CARD8 = H100_96GB, attrs.evolve(H100_96GB, float8=True)
 SXM8 = attrs.evolve(H100, float8=True)
 TITAN, ASYNC, BRIDGE = "torchtitan 2024-12", "torchtitan 2025-06", "Megatron-Bridge 25.11"
 GIB = 2**30
-COPIED = "perhaps asynchronous tensor parallelism, not modelled, which copies sequences"
-SLOW_ATTENTION = "met if attention reached 0.23 of the peak; shorter sequences do not say"
-GATHERED = "the greedy plan gathers sequences over cp, and attention runs pairs that a ring spares"
+SEVERAL = "the same tokens in one sequence are met: something that four sequences hold is missing"
+SLOW_ATTENTION = "the share of attention is that of a card of 700 W"
 OTHER_KERNELS = "the fit is of a card of 500 W, with torch's attention and casts"
 # of asynchronous tensor parallelism: all that it sends is hidden
 HIDDEN = {"tp": sf.Link(0.0, float("inf"))}
@@ -131,6 +130,20 @@ def rate_of_pipeline(
     return lambda: run.tokens / pipeline_of(run).time(hardware, links).total
 
 
+def rate_of_chunks(
+    run: Stages, chunks: int, hardware: sf.Hardware, links: llama.Links = None
+) -> Callable[[], float]:
+    """The tokens a second and GPU of a pipeline with so many stages a coordinate, lowered with one:
+    its bubble is that many times as long.
+    """
+
+    def predicted() -> float:
+        time = pipeline_of(run).time(hardware, links)
+        return run.tokens / (time.total - time.bubble * (1 - 1 / chunks))
+
+    return predicted
+
+
 def rate_of_sequences(cp: int) -> Callable[[], float]:
     """The tokens a second and GPU of long sequences."""
 
@@ -145,6 +158,14 @@ TITAN_405B = Sizes(width=16384, inner=53248, batch=8 * 32, context=8192)
 ONE_F_ONE_B = Stages(TITAN_405B, 126, sf.schedules.one_f_one_b(8, 8), dp=8, tp=8)
 # torchtitan took as many microbatches as coordinates, unless it was told otherwise
 INTERLEAVED = Stages(TITAN_405B, 126, sf.schedules.interleaved(8, 8, chunks=2), dp=8, tp=8)
+SEVENTY_STAGES = Stages(
+    Sizes(width=8192, inner=28672, batch=128, context=8192),
+    80,
+    sf.schedules.one_f_one_b(8, 64),
+    dp=2,
+    tp=4,
+    remat=False,
+)
 EIGHT_NEAR, EIGHT_FAR = Run(EIGHT, 2), Run(EIGHT, 2, dp=128)
 EIGHT_TP = Run(EIGHT, 12, tp=8)
 SEVENTY_TP = Run(SEVENTY, 16, dp=32, tp=8, policy=FULL)
@@ -195,7 +216,7 @@ MEMORY = (
         "405B, FSDP 8 x TP 8 x PP 8, 1F1B",
         82.5,
         lambda: reserved_in_stages(MICROBATCH, ONE_F_ONE_B.schedule),
-        COPIED,
+        SEVERAL,
     ),
     memory_row(
         "the same, interleaved", 72.7, lambda: reserved_in_stages(MICROBATCH, INTERLEAVED.schedule)
@@ -210,6 +231,7 @@ MEMORY = (
         ),
         "GiB",
         0.1,
+        note=SEVERAL,
     ),
     memory_row(
         "405B, the same by 1F1B, 32,768 tokens",
@@ -285,7 +307,7 @@ TIME = (
             TITAN,
             tokens,
             rate_of_pipeline(LONG_405B[cp], CARD8, HIDDEN),
-            note=GATHERED if cp > 2 else "",
+            note=SLOW_ATTENTION if cp in (2, 8) else "",
         )
         for cp, tokens in {1: 76, 2: 47, 4: 31, 8: 16}.items()
     ),
@@ -294,6 +316,13 @@ TIME = (
         BRIDGE,
         14451,
         rate(Run(EIGHT, 1, policy=NONE), SXM8),
+        note=OTHER_KERNELS,
+    ),
+    Row(
+        "70B, DP 2 x TP 4 x PP 8, 5 stages each, float8, H100 SXM",
+        BRIDGE,
+        1602,
+        rate_of_chunks(SEVENTY_STAGES, 5, SXM8, HIDDEN),
         note=OTHER_KERNELS,
     ),
 )
