@@ -1,4 +1,4 @@
-"""`sf.debug`: print values of a running program, call a function of them, or stop in the debugger.
+"""`sf.debug`: print values of a running program, call a function on them, or stop in a debugger.
 
 The calls stay in the program, in order, in loops and branches, under derivatives and vmap, and in
 compiled code. They show the primal values of the forward; a derivative shows nothing more. A

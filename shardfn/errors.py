@@ -185,7 +185,7 @@ class CaptureError(ShardError):
 
 
 class TorchVersionError(ShardError):
-    """A torch that shardfn does not know, or that lacks a place which shardfn changes.
+    """A torch version that is not supported, or that lacks a function which shardfn changes.
 
     Example:
         >>> import torch, shardfn as sf
@@ -343,7 +343,7 @@ class BudgetError(ShardError):
 
 
 class FakeValueError(ShardError):
-    """A value that was read in a world that computes no values.
+    """A value that was read in a world without values (`numerics=False`).
 
     Example:
         >>> import torch, shardfn as sf
@@ -356,7 +356,7 @@ class FakeValueError(ShardError):
 
 
 class CheckpointError(ShardError):
-    """A checkpoint that cannot be written, is damaged, or holds another tree.
+    """A checkpoint that cannot be written, is damaged, or holds another tree than requested.
 
     Example:
         >>> import tempfile, torch, shardfn as sf

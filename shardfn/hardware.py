@@ -111,7 +111,7 @@ def costs_of_links(links: Sequence[Link]) -> tuple[Cost, ...]:
 
 @attrs.frozen
 class Hardware:
-    """The figures of one kind of node: its devices, their memory and their links.
+    """The speed of one kind of node: its devices, their memory and their links.
 
     Args:
         name: for people.

@@ -136,7 +136,7 @@ def _check_links(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tu
             raise PlacementError.of(
                 f"make_mesh, links[{name!r}]",
                 f"it is {link!r}",
-                needed="a Link of seconds and bytes a second",
+                needed="an sf.Link, in seconds and bytes a second",
                 fix=fix,
             )
     return costs_of_links([links[name] for name in names])
@@ -200,7 +200,7 @@ def restore_meshes(before: tuple[tuple[DeviceMesh, int], ...]) -> None:
 
 
 def current_mesh() -> DeviceMesh | None:
-    """Return the mesh of the innermost `use_mesh`, or of torch's `with mesh:`. None outside.
+    """Return the mesh of the innermost `use_mesh` or torch's `with mesh:`, or None outside of both.
 
     Returns:
         A DeviceMesh or None.

@@ -56,7 +56,7 @@ def checked_type(device_type: str) -> str:
         pass
     fix = "device_type='cpu' or 'cuda', without a number"
     got = f"device_type is {device_type!r}"
-    raise PlacementError.of("make_mesh, device_type", got, needed="the type of a device", fix=fix)
+    raise PlacementError.of("make_mesh, device_type", got, needed="a device type", fix=fix)
 
 
 def refuse_absent(device_type: str) -> None:

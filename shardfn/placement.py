@@ -17,8 +17,8 @@ REDISTRIBUTE = "sf.shard(lambda x: x, mesh, None, placements)(x), which redistri
 
 
 class Stage(Placement):
-    """A placement on one mesh axis: one coordinate alone has the global value, and the others
-    have an empty local tensor. It places a parameter on a stage of a pipeline.
+    """A placement on one mesh axis, for stages of a pipeline: only one coordinate has the global
+    value, and the others have an empty local tensor.
 
     Args:
         coordinate: of the mesh axis, from 0.
@@ -68,8 +68,8 @@ class Stage(Placement):
 
 
 class Zigzag(Placement):
-    """A placement on one mesh axis: the dim is 2n equal chunks, and rank r of n holds chunks r and
-    2n - 1 - r. It balances causal attention; no value of a program depends on it.
+    """A placement on one mesh axis that balances causal attention: the dim is 2n equal chunks, and
+    rank r of n holds chunks r and 2n - 1 - r. Values of a program do not depend on it.
 
     Args:
         dim: the tensor dim that is sharded.
@@ -120,8 +120,8 @@ OWN = (Stage, Zigzag)  # the placements that torch's DTensor does not know
 
 
 class zigzag:
-    """A part of a `P`: the dim is 2n equal chunks, and rank r of the axis holds chunks r and
-    2n - 1 - r. It balances causal sequences.
+    """A part of a `P` that balances causal sequences: the dim is 2n equal chunks, and rank r of the
+    axis holds chunks r and 2n - 1 - r.
 
     Args:
         axis: the mesh axis, of n ranks; 2n must divide the dim.
@@ -220,7 +220,7 @@ def as_stage(stage: Any) -> Any:
 
 
 class Auto:
-    """The type of `sf.auto`: a placement that `shard` chooses.
+    """The type of `sf.auto`, which stands for a placement that `shard` chooses.
 
     Example:
         >>> import shardfn as sf

@@ -99,7 +99,9 @@ def _error_of_fork(world: World) -> ShardError:
     """Build the error for a process that was forked from a rank."""
     fix = "multiprocessing's spawn, or plain tensors in the forked process"
     got = f"it was forked from rank {world.rank} of {world.size}, whose connections are not its own"
-    return ShardError.of("this process", got, needed="a process that joined itself", fix=fix)
+    return ShardError.of(
+        "this process", got, needed="a process with connections of its own", fix=fix
+    )
 
 
 def _is_count(n: Any) -> bool:

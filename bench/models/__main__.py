@@ -32,11 +32,11 @@ COLUMNS = (
 )
 HEAD = """# Models
 
-Each model is made small, with random weights. It is in training mode, with its dropout, and is
-called as its documentation calls it. `make models` compares one training step of the model with
-torch's autograd and torch's AdamW on one device. It compares the loss, the gradient of every
-parameter, the buffers, and the parameters after the step. The comparison is in float64, or in
-float32 for models of which some parts compute in no other dtype. `make models` also writes this
+Each model is made small, with random weights. The model is in training mode, with its dropout,
+and is called as its documentation calls it. `make models` compares one training step of the model
+with torch's autograd and torch's AdamW on one device. The comparison covers the loss, the gradient
+of every parameter, the buffers, and the parameters after the step. The comparison is in float64, or
+in float32 for models of which some parts compute in no other dtype. `make models` also writes this
 page (torch {torch}, transformers {hub}).
 
 Each column of the table is a layout in a fake world, with what one step sends before bucketing:

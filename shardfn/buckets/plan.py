@@ -24,7 +24,7 @@ SHOWN = 8  # problems in an error
 
 @attrs.frozen
 class BucketPlan:
-    """The buckets of a program, in the order in which they are filled. Equal on all ranks.
+    """The buckets of a program, in the order in which they are filled, equal on all ranks.
 
     Args:
         name: of the program.
@@ -110,7 +110,7 @@ class BucketPlan:
             fix = f"a number of leaves between 1 and {len(whole.leaves) - 1}"
             raise TreeError.of(
                 "BucketPlan.split",
-                f"bucket {index} has {len(whole.leaves)} leaves, split at {at}",
+                f"bucket {index} has {len(whole.leaves)} leaves, and cannot be split at {at}",
                 fix=fix,
             )
         front = attrs.evolve(whole, leaves=whole.leaves[:at], sizes=whole.sizes[:at])
@@ -213,7 +213,7 @@ class BucketPlan:
             fix = "a plan of this very function: fn.lower(...).plan"
             raise TreeError.of(
                 f"{name}, plan",
-                "it is a plan for other leaves",
+                "the plan is for other leaves",
                 *lines,
                 fix=fix,
                 arg_path=(extra + missing)[0],

@@ -14,7 +14,7 @@ from ..ops.text_formats import parse_record, print_record
 
 @attrs.frozen
 class Bucket:
-    """Gradients to reduce, or parameters to gather, that are sent as one collective.
+    """A set of gradients to reduce, or of parameters to gather, that one collective sends.
 
     `nbytes` counts the payload of a rank with full shards: the bytes that are reduced or
     gathered, without the fused small reductions. A program that follows a plan takes from it

@@ -182,7 +182,7 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
             name,
             f"it is differentiated, and draws random numbers ({drawn.target}), which would "
             "differ in its derivative",
-            fix="pass random tensors in, such as the per-step inputs of a scan",
+            fix="pass the random tensors as arguments, or as per-step inputs of a scan",
             **origin_of(drawn),
         )
 

@@ -43,6 +43,6 @@ def refuse_state(graph: torch.fx.Graph, name: str) -> None:
                 name,
                 'torch draws random numbers from sf.random.state, with seed="required"',
                 needed="a key for every draw",
-                fix="sf.random with a key that is an argument",
+                fix="draw by sf.random, with a key that is an argument",
                 **origin_of(node),
             )

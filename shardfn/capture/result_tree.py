@@ -78,7 +78,7 @@ def _refuse_results(leaves: list[Any], paths: list[str], name: str) -> None:
             name,
             *lines,
             needed="a tree of tensors and constants",
-            fix="return tensors and constants; make a class of yours a NamedTuple or a dict",
+            fix="return tensors and constants; turn your own class into a NamedTuple or a dict",
             arg_path="result" + wrong[0][0],
         )
 
@@ -92,8 +92,8 @@ def _refuse_texts(leaves: list[Any], paths: list[str], name: str) -> None:
         places = [f"result{_before_text(path)}" for path in wrong]
         raise CaptureError.of(
             name,
-            *[f"{place} is a text of a tensor's value" for place in places],
-            needed="tensors, whose values are known outside alone",
+            *[f"{place} is text made from a tensor's value" for place in places],
+            needed="tensors: values are known only outside of the function",
             fix="return the tensor, and write the text outside: f'{x}'",
             arg_path=places[0],
         )

@@ -23,8 +23,8 @@ from ..errors import FakeValueError, ShardError, call_site
 Row = Sequence[torch.Tensor]  # the tensors of one rank
 Values = list[list[torch.Tensor]]  # of each rank of a group
 FIX = (
-    "sf.jit(fn) of a function with the collective; or tensors of DTensor.to_local, which have a "
-    "value for each rank"
+    "sf.jit(fn) of a function with the collective; or pass tensors of DTensor.to_local, which "
+    "have a value for each rank"
 )
 REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "SUM": operator.add,
@@ -208,7 +208,7 @@ def functional(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     row = FUNCTIONAL.get(name.removesuffix("_"))
     if row is None:
         fix = "the collective of one tensor; or sf.jit(fn) of a function with it"
-        raise ShardError.of(what, "on a simulated tensor", fix=fix)
+        raise ShardError.of(what, "it is called on a simulated tensor", fix=fix)
     given = eager.bound(op, (x, *args), kwargs)
     with torch.no_grad():
         values = _of_all(what, row, given["group_name"], given, [x])
@@ -301,7 +301,7 @@ def refused(op: Any, *args: Any, **kwargs: Any) -> Any:
     name = str(op).split(".")[1].strip("_")
     raise FakeValueError.of(
         f"torch.distributed, {name}",
-        "a collective of values in a world with numerics=False, which computes none",
+        "a collective needs values, and a world with numerics=False computes none",
         fix=fix,
         source=call_site(),
     )

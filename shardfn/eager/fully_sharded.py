@@ -47,7 +47,9 @@ def unsharded(group: Any) -> None:
     """
     if fsdp_hooks.has_hook(group):
         fix = "real ranks; or gradients that are changed after backward()"
-        raise ShardError.of("fully_shard", "set_all_reduce_hook in a simulated world", fix=fix)
+        raise ShardError.of(
+            "fully_shard", "set_all_reduce_hook is not supported in a simulated world", fix=fix
+        )
     fsdp_hooks.unsharded(group, gathered)
 
 

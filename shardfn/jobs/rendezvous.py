@@ -185,7 +185,7 @@ def _twice(launch: Launch, other: dict[str, Any]) -> RendezvousError:
         f"address {launch.address}",
         f"process {other['process']} on {other['host']}, and "
         f"process {os.getpid()} on {socket.gethostname()}",
-        fix="a RANK of its own for each process; a MASTER_PORT of its own for each job",
+        fix="set another RANK for each process, and another MASTER_PORT for each job",
     )
 
 

@@ -39,8 +39,8 @@ def checked_groups(
     if strict and outside:
         raise ShardError.of(
             name,
-            f"{outside} rows have the number of no expert",
-            needed=f"numbers of experts from 0 to {groups - 1}",
+            f"{outside} rows have an expert number that does not exist",
+            needed=f"expert numbers from 0 to {groups - 1}",
             fix=f"ids.clamp(0, {groups - 1})",
         )
     if most > rows:

@@ -51,7 +51,7 @@ PICTURES: tuple[tuple[type[Any], str, Callable[[Any], Sheet]], ...] = (
 
 
 def draw(x: Any, *, path: str | os.PathLike[str] | None = None) -> Figure:
-    """Draw a picture of a value: who holds which elements, or what a step holds, sends and takes.
+    """Draw a picture of a tensor, a program, a schedule or another object of shardfn.
 
     Args:
         x: a DTensor, a table of placements, an `sf.Strategy`, a lowered program, its `memory`,
@@ -120,7 +120,7 @@ def _save(figure: Figure, path: Path) -> None:
     except OSError as error:
         got = f"{str(path)!r} cannot be written: {error.strerror}"
         raise ShardError.of(
-            "draw, path", got, fix="a folder that exists", source=call_site(), arg_path="path"
+            "draw, path", got, fix="use a folder that exists", source=call_site(), arg_path="path"
         ) from error
 
 

@@ -269,6 +269,6 @@ def _not_json(got: str) -> ScheduleError:
     return ScheduleError.of(
         "Schedule.from_json, text",
         got,
-        needed='an object of "name" and "table"',
-        fix="text that Schedule.to_json printed",
+        needed='an object with "name" and "table"',
+        fix="pass text that Schedule.to_json returned",
     )

@@ -75,8 +75,8 @@ def report(
     in_placements: Any = None,
     **kwargs: Any,
 ) -> Report:
-    """Write a page that shows a step before it runs: its time, its memory, what it sends. Nothing
-    is run. The page is one file, and opens without a network.
+    """Write a page that shows the time, the memory and the communication of a step before it runs.
+    The page is one file, which opens without a network.
 
     Args:
         fn: a transformed function, such as the result of shard; or a function of global tensors,

@@ -117,7 +117,7 @@ def agree_on_digest(name: str, placed: Placed, digest: str) -> None:
     other = next((r for r, x in enumerate(digests) if x != digests[0]), None)
     if other is not None:
         got = f"ranks 0 and {other} load other files"
-        raise DivergenceError.of(name, got, fix="one file for all ranks")
+        raise DivergenceError.of(name, got, fix="use the same file on all ranks")
 
 
 def _different(name: str, first: list[Any], others: list[Any], rank: int) -> DivergenceError:

@@ -399,7 +399,7 @@ def _turned(name: str, x: DTensor) -> torch.Tensor:
     if any(y.shape != x.shape for row, x in zip(rows, shards, strict=True) for y in row):
         got = f"a DTensor of a {kind}, whose tensors have other shapes than it has"
         raise TreeError.of(
-            name, got, fix=f"a {kind} of DTensors: sf.distribute(x, mesh, placements)"
+            name, got, fix=f"pass a {kind} of DTensors: sf.distribute(x, mesh, placements)"
         )
     shells = {_compat.opened(shard)[1].said for shard in shards}
     if len(shells) > 1:
@@ -554,7 +554,7 @@ def refuse_without_values(
     names = ", ".join([*wrong[:SHOWN], *more])
     raise TreeError.of(
         name,
-        f"{'ShapeDtypes' if shapes else 'on the meta device'}, without values: {names}",
+        f"{'ShapeDtypes' if shapes else 'tensors on the meta device'}, without values: {names}",
         needed="tensors with values, to run",
         fix=WITH_VALUES,
         source=call_site(),

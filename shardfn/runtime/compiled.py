@@ -215,7 +215,9 @@ def _refuse_other_signature(compiled: Compiled, leaves: list[Any], treedef: Any)
         "an artefact has the one that it was saved for"
     )
     name, source = f"compiled {compiled.request.name}", call_site()
-    raise TreeError.of(name, "other arguments", *wrong, fix=fix, source=source)
+    raise TreeError.of(
+        name, "the arguments differ from the compiled ones", *wrong, fix=fix, source=source
+    )
 
 
 def _refuse_meta(compiled: Compiled, leaves: list[Any]) -> None:

@@ -225,7 +225,7 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
                 _said(group[0], first),
                 _said(j, other),
                 needed="the counts of all ranks, equal on all of them",
-                fix="counts from sf.all_gather over the axis",
+                fix="get the counts from sf.all_gather over the axis",
             )
 
 

@@ -38,8 +38,8 @@ def plan(
     pipelines: Sequence[Schedule] | None = None,
     axis: str = "pp",
 ) -> Sweep:
-    """Compare meshes of several shapes for a function: the placements that are best on each, the
-    time of a step, the bytes that a rank sends, and the peak of its memory.
+    """Compare meshes of several shapes for a step: on each mesh the best placements, the time, the
+    bytes that a rank sends, and the peak of its memory.
 
     With `pipelines` it compares schedules: each on the meshes whose `axis` has as many
     coordinates. The function is then called as `fn(*args, schedule=...)`, and gives the schedule to
@@ -123,6 +123,6 @@ def _does_not_fit(where: str, row: Row) -> PlacementError:
         f"{where}, memory",
         f"{name} do not fit in {human_bytes(int(limit))} a rank of {row.axes}",
         f"{human_bytes(row.peak)}{row.fullest}, {human_seconds(row.time.total)} a step",
-        fix="a schedule that keeps fewer microbatches, or smaller ones",
+        fix="use a schedule that keeps fewer microbatches, or smaller microbatches",
         arg_path="memory",
     )

@@ -86,7 +86,7 @@ class Candidate:
         if schedule is not None and is_auto(placed.in_placements):
             raise PlacementError.of(
                 f"{self.where}, in_placements",
-                "sf.auto, which does not choose stages",
+                "sf.auto does not choose stages",
                 needed="the placements of all arguments, or a function of (mesh, schedule)",
                 fix=f"in_placements={PLACES}",
                 arg_path="in_placements",

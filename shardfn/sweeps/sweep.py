@@ -39,8 +39,8 @@ def sweep(
     axis: str = "pp",
     planner: str = "global",
 ) -> Sweep:
-    """Ask what a step would take: every combination of meshes, strategies, numbers of
-    microbatches, policies of rematerialization and hardware, as one table.
+    """Predict the time and memory of a step, for every combination of meshes, strategies, numbers
+    of microbatches, policies of rematerialization and hardware, as one table.
 
     The step is captured once for all meshes, strategies and hardware. Microbatches, policies and
     schedules are part of its Python: it is called with `microbatches=`, `remat=` or `schedule=`,
@@ -111,7 +111,7 @@ def sweep(
         raise ShardError.of(
             f"{where}, microbatches",
             "a schedule has a number of microbatches of its own",
-            needed="microbatches or pipelines",
+            needed="either microbatches= or pipelines=",
             fix="pipelines=[sf.schedules.one_f_one_b(4, m) for m in (8, 16)]",
         )
     variants = variants_of(where, fn, choices)

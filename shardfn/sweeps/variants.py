@@ -166,7 +166,7 @@ def refuse_other_schedule(where: str, programs: Sequence[LocalProgram], schedule
     if not runs:
         raise ScheduleError.of(
             f"{where}, pipelines",
-            f"nothing runs by {schedule.name}: no parameter is on a stage, or fn calls no "
+            f"{schedule.name} is not used: no parameter is on a stage, or fn calls no "
             "pipelined_grad",
             fix=f"in_placements={PLACES}",
         )

@@ -112,7 +112,7 @@ class Ema:
 
 @_compat.read_by_dynamo
 def ema(decay: float, *, debias: bool = False) -> Ema:
-    """An exponential moving average of parameters: `ema = sf.ema(0.999)`, `state =
+    """Make an exponential moving average of parameters: `ema = sf.ema(0.999)`, `state =
     ema.init(params)`, `state = ema.update(params, state)`, `ema.average(state)`.
 
     Args:

@@ -182,10 +182,11 @@ class LossScale:
 def loss_scale(
     initial: float = 2.0**16, *, growth: float = 2.0, backoff: float = 0.5, interval: int = 2000
 ) -> LossScale:
-    """A scale of the loss, for gradients in float16: `scaler = sf.loss_scale()`, `state =
-    scaler.init()`; `scaler.scale(loss, state)` in the function that is differentiated, then
-    `grads, finite = scaler.unscale(grads, state)`, `scaler.select(finite, new, old)` and
-    `state = scaler.update(state, finite)`.
+    """Scale the loss, so that small gradients in float16 do not become 0.
+
+    Write `scaler = sf.loss_scale()`, `state = scaler.init()`, and `scaler.scale(loss, state)` in
+    the function that is differentiated. Then write `grads, finite = scaler.unscale(grads, state)`,
+    `scaler.select(finite, new, old)` and `state = scaler.update(state, finite)`.
 
     Args:
         initial: the first scale.

@@ -94,7 +94,9 @@ def _kept(name: str, paths: tuple[str, ...], keep: tuple[str, ...]) -> tuple[boo
             f"{text!r} matches no parameter; near are {', '.join(near(text, paths))}"
             for text in unused
         ]
-        raise ShardError.of(f"mixed_precision({name}), keep", *lines, fix="the paths of parameters")
+        raise ShardError.of(
+            f"mixed_precision({name}), keep", *lines, fix="write the paths of parameters"
+        )
     return tuple(any(pattern.fullmatch(path) for pattern in patterns.values()) for path in paths)
 
 
@@ -124,7 +126,7 @@ def mixed_precision(
     keep: Sequence[str] = (),
     argnums: int | Sequence[int] | None = None,
 ) -> MixedPrecision:
-    """Compute in a smaller dtype than the parameters have.
+    """Compute a function in a smaller dtype than that of its parameters.
 
     The floating tensors of the arguments are cast. Sharded parameters are cast before they are
     gathered, so a gather sends the smaller dtype. Gradients have the dtype of the parameters, which

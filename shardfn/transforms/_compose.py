@@ -32,7 +32,7 @@ class Composed:
 
 
 def compose(*transforms: Transform) -> Composed:
-    """One transform that applies several. The first is the outermost, as with decorators.
+    """Combine several transforms into one. The first is the outermost, as with decorators.
 
     Args:
         transforms: each takes a function and returns one; use functools.partial to give a

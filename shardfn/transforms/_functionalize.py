@@ -188,8 +188,8 @@ def check_names(
 def functionalize(
     module: torch.nn.Module, *, share: bool = False
 ) -> tuple[Functional, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A module as a pure function, with the values of its parameters and buffers: `fn, params,
-    buffers = functionalize(module)`.
+    """Turn a module into a pure function of its parameters and buffers: `fn, params, buffers =
+    functionalize(module)`.
 
     `out, buffers = fn(params, buffers, *args)` changes neither the module nor its arguments.
     Buffers that the module writes to or assigns, such as BatchNorm's statistics, are returned.

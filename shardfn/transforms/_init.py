@@ -105,7 +105,7 @@ def refuse_inside() -> None:
     """
     raise CaptureError.of(
         "init",
-        "it is called inside a captured function, which makes no modules",
+        "it is called inside a captured function, which cannot make modules",
         fix="call it outside of the function, and pass the parameters in",
     )
 

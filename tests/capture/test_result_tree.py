@@ -23,6 +23,6 @@ X = torch.ones(2)
 def test_a_text_of_a_tensor_is_refused(fn: Any, place: str) -> None:
     with pytest.raises(sf.CaptureError) as caught:
         sf.jit(fn, backend="aten")(X)
-    said = f"jit(<lambda>): {place} is a text of a tensor's value"
+    said = f"jit(<lambda>): {place} is text made from a tensor's value"
     assert str(caught.value).splitlines()[0] == said
     assert caught.value.fix == "return the tensor, and write the text outside: f'{x}'"

@@ -283,7 +283,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda mesh: sf.jit(
             lambda x: DTensor.from_local(x, mesh["dp"], [S]) + DTensor.from_local(x, mesh, [S, R])
         )(X),
-        """add: of DTensors on the axes (dp) and (dp, tp)
+        """add: its operands are DTensors on the axes (dp) and (dp, tp)
   needed: one mesh
   try: DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh""",
     ),
@@ -293,7 +293,8 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         )(X),
         """DTensor.redistribute: the DTensor is on dp=S0, and the call names a mesh of axes \
 ('dp', 'tp')
-  try: the mesh of the DTensor; DTensor.from_local(x.to_local(), mesh, placements) for another""",
+  try: use the mesh of the DTensor; for another one, \
+DTensor.from_local(x.to_local(), mesh, placements)""",
     ),
     "a private record of a DTensor": (
         lambda mesh: sf.jit(lambda d: (d * 1, d._spec.mesh == mesh))(

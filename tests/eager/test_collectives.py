@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a message": (_sent, "a message between two ranks"),
     "an exchange": (_exchanged, "its result differs between ranks, and is written"),
     "ranks of a part": (_of_other_values, "a tensor of 2 ranks, in a world of 4"),
-    "coalesced": (_coalesced, "on a simulated tensor"),
+    "coalesced": (_coalesced, "it is called on a simulated tensor"),
     "a list elsewhere": (_from_another, "the list of another rank"),
 }
 

@@ -112,7 +112,7 @@ def test_two_processes_of_one_rank() -> None:
     assert texts[0] == "met"
     (twice,) = (text for text in texts if text != "met")
     assert "two processes are rank 1" in twice
-    assert "try: a RANK of its own for each process" in twice
+    assert "try: set another RANK for each process" in twice
 
 
 @pytest.mark.usefixtures("one_number")

@@ -133,7 +133,7 @@ def test_a_schedule_of_another_size(schedule: sf.Schedule, problem: str) -> None
 
 def test_a_chunk_that_the_schedule_does_not_have() -> None:
     text = refused([FIRST, sf.P(pp=sf.Stage(0, 1))], schedule="1f1b")
-    assert "coordinate 0 has 1 stages in it, and a parameter is on its stage 1" in text
+    assert "coordinate 0 has 1 stages in it, but a parameter is on its stage 1" in text
 
 
 def with_aux(number: int) -> Callable[[Any], Any]:

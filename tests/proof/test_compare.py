@@ -348,7 +348,7 @@ BAD: list[tuple[str, tuple[Any, ...], Mapping[str, Any], str]] = [
     ("no folder", ("none/a", "none/b"), {}, "there is no such folder"),
     ("other placements", (doubled, X), {"b": steps.over({"dp": 2}, P("tp"))}, "tp"),
     (
-        "other arguments",
+        "the arguments differ from the compiled ones",
         (doubled, X, X),
         {"b": {"dtype": torch.float16}},
         "too many positional arguments",

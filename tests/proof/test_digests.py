@@ -216,14 +216,14 @@ def test_each_bad_folder_is_named(folders: dict[str, Path], tmp_path: Path) -> N
         ),
         (
             changed("half", lambda d: (d / "rank1.jsonl").write_text("\n".join(half))),
-            "ranks have recorded other calls",
+            "ranks have recorded different calls",
         ),
         (
             changed(
                 "other",
                 lambda d: (d / "rank1.jsonl").write_text(text.replace("shard(step)", "jit(f)")),
             ),
-            "ranks have recorded other calls",
+            "ranks have recorded different calls",
         ),
     ]
     for path, message in bad:

@@ -61,7 +61,7 @@ def test_what_an_argument_says_of_itself_is_read_at_each_call() -> None:
     assert whole(Shifted(ONES, {"by": 1.0})).dtype == torch.float32
     compiled = fn.compile(x)
     x.told["by"] = 6
-    with pytest.raises(sf.TreeError, match="other arguments"):
+    with pytest.raises(sf.TreeError, match="the arguments differ from the compiled ones"):
         compiled(x)
 
 

@@ -194,11 +194,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no placements": (
         lambda: found_for(OF_TWO, in_placements=sf.auto),
-        "plan(step), in_placements: sf.auto, which does not choose stages",
+        "plan(step), in_placements: sf.auto does not choose stages",
     ),
     "a part of the placements": (
         lambda: found_for(OF_TWO, in_placements=lambda mesh, schedule: (sf.auto, P())),
-        "plan(step), in_placements: sf.auto, which does not choose stages",
+        "plan(step), in_placements: sf.auto does not choose stages",
     ),
     "no axis": (
         lambda: found_for(OF_TWO, axis_names=("stage",)),
@@ -212,12 +212,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no stages": (
         lambda: found_for(OF_TWO, in_placements=P()),
-        "plan(step), pipelines: nothing runs by gpipe: no parameter is on a stage, or fn calls "
+        "plan(step), pipelines: gpipe is not used: no parameter is on a stage, or fn calls "
         "no pipelined_grad",
     ),
     "no pipeline": (
         lambda: found_for(OF_TWO, fn=without),
-        "plan(without), pipelines: nothing runs by gpipe",
+        "plan(without), pipelines: gpipe is not used",
     ),
     "another schedule": (
         lambda: found_for([sf.schedules.one_f_one_b(2, 4)], fn=of_another),
@@ -234,7 +234,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "other stages": (
         lambda: found_for([sf.schedules.gpipe(2, 4)], in_placements=_on_four),
-        "coordinate 0 has 1 stages in it, and a parameter is on its stage 1",
+        "coordinate 0 has 1 stages in it, but a parameter is on its stage 1",
     ),
 }
 
@@ -258,5 +258,5 @@ def test_auto_beside_stages_is_refused_by_shard_too() -> None:
         run = sf.shard(functools.partial(step, schedule=OF_TWO[0]), mesh, specs)
         with pytest.raises(sf.PlacementError) as error:
             run.lower(*SMALL)
-    text = "shard(step), in_placements: sf.auto, and params['layers'][0] is on a stage"
+    text = "in_placements: sf.auto does not choose stages, and params['layers'][0] is on one"
     assert text in str(error.value)

@@ -257,7 +257,7 @@ class Thing:
 
 def test_a_result_that_is_neither_tensor_nor_constant() -> None:
     error, text = refusal(sf.CaptureError, lambda: sharded(lambda x: (x, {"t": Thing(x + 1)}))(X))
-    fix = "return tensors and constants; make a class of yours a NamedTuple or a dict"
+    fix = "return tensors and constants; turn your own class into a NamedTuple or a dict"
     needed = "a tree of tensors and constants"
     assert text == f"shard(<lambda>): result[1]['t'] is a Thing\n  needed: {needed}\n  try: {fix}"
     assert error.arg_path == "result[1]['t']"

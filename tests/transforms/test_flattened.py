@@ -340,37 +340,37 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "taken apart under a derivative": (
         lambda: sf.grad(lambda x: (x.a * 2).sum())(Pair(A, B)),
-        """grad(<lambda>): a derivative or vmap follows a Pair, and it reads its .a
+        """grad(<lambda>): a derivative or vmap applies to a Pair, and it reads its .a
   needed: one pure graph of tensor ops
   try: read .a outside of the transform, and pass it as an argument""",
     ),
     "a followed carry": (
         lambda: sf.grad(lambda x, q: over_rows(x, q).sum())(A, Q),
-        """scan: a derivative or vmap follows a Quantized in its carry
-  try: its tensors as plain ones, and the class inside of the body""",
+        """scan: a derivative or vmap applies to a Quantized in its carry
+  try: pass its inner tensors as plain tensors, and make the class inside the body""",
     ),
     "one followed, one not": (
         lambda: sf.grad(lambda x: sf.map(lambda r: r * ROW, x).sum())(Pair(A, B)),
-        """scan: a derivative or vmap follows one Pair in it, and not another
-  try: its tensors as plain ones, and the class inside of the body""",
+        """scan: a derivative or vmap applies to one Pair in it, but not to another
+  try: pass its inner tensors as plain tensors, and make the class inside the body""",
     ),
     "rows that the class does not keep": (
         lambda: staged(lambda q: sf.map(lambda r: r * 2, q))(Q),
-        """scan: a Quantized, whose rows do not hold the rows of what it holds
-  try: its tensors as plain ones, and the class inside of the body""",
+        """scan: a Quantized, whose rows are not the rows of its inner tensors
+  try: pass its inner tensors as plain tensors, and make the class inside the body""",
     ),
     "results that cannot be stacked": (
         lambda: staged(lambda x: sf.map(lambda r: Q, x))(A),
-        """scan: a Quantized, whose rows do not hold the rows of what it holds
-  try: its tensors as plain ones, and the class inside of the body""",
+        """scan: a Quantized, whose rows are not the rows of its inner tensors
+  try: pass its inner tensors as plain tensors, and make the class inside the body""",
     ),
     "branches that say other things of themselves": (
         lambda: staged(
             lambda n, s: sf.cond(s > 9, lambda: Quantized(n, s, 4), lambda: Quantized(n, s, 2))
         )(Q.numbers, Q.scale),
-        """cond: its results are a Quantized(numbers, scale; {'bits': 4}), and in the other case \
-a Quantized(numbers, scale; {'bits': 2})
-  try: results of the same class in all cases""",
+        """cond: its results are a Quantized(numbers, scale; {'bits': 4}) in one case, and \
+a Quantized(numbers, scale; {'bits': 2}) in another
+  try: return results of the same class in all cases""",
     ),
     "a carry of another class": (
         lambda: staged(

@@ -105,7 +105,7 @@ def read_metadata(folder: str) -> Any:
         version = str(record.get("version") or FORMAT)
     if version.split(".", maxsplit=1)[0] != FORMAT:
         got = f"{path} has format {version}; this version of shardfn reads {FORMAT}"
-        raise CheckpointError.of("load", got, fix="a newer version of shardfn")
+        raise CheckpointError.of("load", got, fix="install a newer version of shardfn")
     whole.metadata.storage_data = places
     return whole.metadata
 

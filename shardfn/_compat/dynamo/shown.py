@@ -136,7 +136,7 @@ def _number(proxy: Any) -> Traced:
         return Traced(torch.fx.Proxy(node.args[0], proxy.tracer), is_number=True)
     raise CaptureError.of(
         "print",
-        "it shows a number that is computed of a tensor's value",
+        "it shows a number that is computed from a tensor's value",
         needed="tensors, or x.item() itself",
         fix="compute with tensors: x / n in place of x.item() / n",
         source=user_line(),
@@ -159,7 +159,7 @@ def _function(tx: Any, x: Any) -> Any:
         raise CaptureError.of(
             "sf.debug.callback",
             f"the function {code.co_name} closes over {names}, which the captured function makes",
-            needed="values as arguments",
+            needed="a function that takes these values as arguments",
             fix=f"sf.debug.callback({code.co_name}, {names}), with a parameter for each",
             source=user_line(),
         )

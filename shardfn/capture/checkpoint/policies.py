@@ -96,7 +96,7 @@ def check(where: str, text: str) -> None:
             where,
             f"the policy is {text}",
             needed="one of checkpoint_policies",
-            fix=f"one of {', '.join(PLAIN)}; {', '.join(NAMED)}, with names; {BOTH}, of two",
+            fix=f"{', '.join(PLAIN)}; {', '.join(NAMED)} with names; or {BOTH} of two policies",
         ) from None
 
 

@@ -145,7 +145,7 @@ class ClosedOver:
             raise CaptureError.of(
                 name,
                 got,
-                needed="tensors that need no gradient, or arguments",
+                needed="closed-over tensors that need no gradient",
                 fix="; or ".join(FIXES),
                 source=call_site(),
             )
@@ -175,7 +175,7 @@ class ClosedOver:
         return CaptureError.of(
             name,
             got,
-            needed="tensors that need no gradient, or arguments",
+            needed="closed-over tensors that need no gradient",
             fix=fix,
             source=source,
             arg_path=names[0],

@@ -92,7 +92,7 @@ def _refuse_closed_over(rule: Rule, level: _compat.Level, free: Tensors) -> None
         raise CaptureError.of(
             rule.name,
             "it closes over a value that is differentiated",
-            fix="pass it as an argument, for which the rule gives a derivative",
+            fix="pass the value as an argument, and give its derivative in the rule",
         )
 
 
@@ -137,7 +137,7 @@ class ReverseRule(Rule):
         raise CaptureError.of(
             self.name,
             "it has a rule for reverse mode only, and is differentiated in forward mode",
-            fix="custom_jvp, whose rule serves both modes",
+            fix="use sf.custom_jvp, whose rule serves both modes",
         )
 
     def mapped(self, dims: tuple[int | None, ...], size: int) -> Rule:

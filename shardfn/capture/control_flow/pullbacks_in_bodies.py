@@ -137,8 +137,8 @@ def _compute_primals_in_body(body: Graph, node: torch.fx.Node, name: str) -> Non
         if not steps or body.call_in(home) in steps:
             raise CaptureError.of(
                 name,
-                "in the body of a loop or a branch it differentiates values from outside of it",
-                fix="sf.vjp or sf.grad inside of the function, of a function of these values",
+                "the body of a loop or a branch differentiates values from outside of it",
+                fix="call sf.vjp or sf.grad inside the body, on a function of these values",
                 source=sources.user_line(node),
             )
         copies = _copy_steps(body, home, steps)

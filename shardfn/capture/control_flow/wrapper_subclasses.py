@@ -15,7 +15,7 @@ from ...errors import CaptureError
 from .bodies import BodyGraph
 
 Shells = list[_compat.Shell | None]  # None for a plain tensor
-FIX = "its tensors as plain ones, and the class inside of the body"
+FIX = "pass its inner tensors as plain tensors, and make the class inside the body"
 
 
 def inner_tensors(xs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], Shells]:
@@ -42,7 +42,9 @@ def rebuilt_subclasses(
         held = [next(feed) for _ in spec.names]
         if any(map(_compat.is_wrapped, held)):
             raise CaptureError.of(
-                name, f"a derivative or vmap follows a {spec.kind.__name__} in its carry", fix=FIX
+                name,
+                f"a derivative or vmap applies to a {spec.kind.__name__} in its carry",
+                fix=FIX,
             )
         yield _compat.closed(spec, held)
 
@@ -83,7 +85,7 @@ def _spec_of_row(name: str, x: torch.Tensor, row: torch.Tensor) -> _compat.Shell
             return spec
     kind = type(x if _compat.holds_tensors(x) else row).__name__
     raise CaptureError.of(
-        name, f"a {kind}, whose rows do not hold the rows of what it holds", fix=FIX
+        name, f"a {kind}, whose rows are not the rows of its inner tensors", fix=FIX
     )
 
 
@@ -103,8 +105,8 @@ def refuse_different_results(name: str, one: Shells, other: Shells) -> None:
         texts = [", ".join(map(_spec_text, x)) for x in (one, other)]
         raise CaptureError.of(
             name,
-            f"its results are {texts[0]}, and in the other case {texts[1]}",
-            fix="results of the same class in all cases",
+            f"its results are {texts[0]} in one case, and {texts[1]} in another",
+            fix="return results of the same class in all cases",
         )
 
 
@@ -170,5 +172,5 @@ def refuse_partly_followed(name: str, xs: Iterable[torch.Tensor]) -> None:
     if followed and 0 < sum(map(_compat.holds_tensors, values)) < len(followed):
         kind = _compat.class_name(followed[0])
         raise CaptureError.of(
-            name, f"a derivative or vmap follows one {kind} in it, and not another", fix=FIX
+            name, f"a derivative or vmap applies to one {kind} in it, but not to another", fix=FIX
         )

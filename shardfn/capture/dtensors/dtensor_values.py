@@ -35,7 +35,7 @@ Outer = Mapping[torch.fx.Node, torch.fx.Node]
 APART = (*placement.PLACING_CALLS, placement.forget_dtensor)
 PLACING = ("redistribute", "full_tensor")
 HOOKED = "register_hook"  # of a value, which it stands for, and the body of a hook
-FIX = "x.redistribute(mesh, placements) before it, which says how it is placed"
+FIX = "x.redistribute(mesh, placements) before it, which sets its placements"
 
 
 class DTensors:
@@ -161,7 +161,7 @@ class DTensors:
             if name in replaced_calls.OURS:
                 return None
             raise CaptureError.of(
-                f"DTensor.{name}", f"torch places no such DTensor: {_first_line(error)}", fix=FIX
+                f"DTensor.{name}", f"torch cannot place this DTensor: {_first_line(error)}", fix=FIX
             ) from error
         if not isinstance(found, DTensor) and name in replaced_calls.OURS:
             return None

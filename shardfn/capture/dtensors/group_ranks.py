@@ -54,8 +54,8 @@ def ordered_axes(what: str, group: Any) -> tuple[str, ...]:
         raise CaptureError.of(
             what,
             f"the ranks of {axes_of(mesh)} over {names} are not in ascending order",
-            needed="an order of ranks that group and mesh share",
-            fix=f"the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})",
+            needed="a group whose ranks have the order of the mesh",
+            fix=f"use the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})",
         )
     return axes
 
@@ -128,8 +128,8 @@ def group_rank(what: str, group: Any, rank: int | None) -> int:
     raise CaptureError.of(
         what,
         f"{which} has another number on each rank, or none, in a group of a mesh axis",
-        needed="one number for all",
-        fix="group_src= and group_dst= of the collective, or dist.get_rank(group)",
+        needed="one number on all ranks",
+        fix="use group_src= and group_dst= of the collective, or dist.get_rank(group)",
     )
 
 
@@ -186,7 +186,7 @@ def is_rank_outside(what: str, group: Any) -> bool:
         what,
         "some ranks are in the group, and others are not",
         needed="one answer on all ranks",
-        fix="ask outside of the function, or a group of a mesh axis: mesh.get_group(axis)",
+        fix="ask outside of the function, or use the group of a mesh axis: mesh.get_group(axis)",
     )
 
 

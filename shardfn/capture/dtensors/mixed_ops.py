@@ -80,7 +80,9 @@ def refuse_mixed(
             f"{placed} as an argument of the function and of shard_map, whose body reads it: "
             "outside of shard_map both are global then"
         )
-    raise CaptureError.of(name_of(node), "of a DTensor and a plain tensor", *names, fix=fix)
+    raise CaptureError.of(
+        name_of(node), "its operands are a DTensor and a plain tensor", *names, fix=fix
+    )
 
 
 def _is_of_shard_map(node: torch.fx.Node) -> bool:
@@ -111,7 +113,7 @@ def refuse_two_meshes(
         names = " and ".join(f"({', '.join(axes)})" for axes in dict.fromkeys(meshes))
         raise CaptureError.of(
             name_of(node),
-            f"of DTensors on the axes {names}",
+            f"its operands are DTensors on the axes {names}",
             needed="one mesh",
             fix="DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh",
         )
@@ -131,9 +133,9 @@ def _refuse_global(node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bo
         name = (call.public or name_of(node)) if call else "DTensor.from_local"
         raise CaptureError.of(
             name,
-            "of a DTensor",
+            "its operand is a DTensor",
             needed="each rank's own tensor",
-            fix="x.to_local() of it, or x.redistribute(mesh, placements)",
+            fix="pass x.to_local(), or x.redistribute(mesh, placements)",
         )
 
 
@@ -208,7 +210,7 @@ def _part_error(node: torch.fx.Node, axes: list[str]) -> CaptureError:
     over = ", ".join(axes)
     return CaptureError.of(
         "a DTensor on a part of the mesh",
-        f"a result that differs over {over}, which its mesh does not have",
+        f"the result differs over {over}, an axis that its mesh does not have",
         needed="a placement for each axis of the mesh",
         fix="DTensor.from_local(x.to_local(), mesh, placements), on the whole mesh",
         source=_line_of(node),
@@ -217,13 +219,13 @@ def _part_error(node: torch.fx.Node, axes: list[str]) -> CaptureError:
 
 def _varying_error(node: torch.fx.Node, axes: list[str]) -> CaptureError:
     name = "a DTensor" if node.target in ANNOTATIONS else name_of(node)
-    got = "of a DTensor and a number or a condition that differs"
+    got = "it combines a DTensor with a number or a condition that differs"
     return CaptureError.of(
         name,
         f"{got} over {', '.join(axes)}",
         fix=(
-            "a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each "
-            "rank's shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)"
+            "make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each "
+            "rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)"
         ),
         source=_line_of(node),
     )

@@ -78,7 +78,7 @@ def checked_placements(
         raise PlacementError.of(
             what,
             f"{len(placements)} placements for a mesh of {len(names)} axes {names}",
-            fix="one placement for each axis",
+            fix="give one placement for each axis",
         )
     rows = zip(names, sizes, placements, strict=True)
     return tuple((name, n, _normalized_placement(what, p, shape)) for name, n, p in rows)
@@ -110,8 +110,8 @@ def _axes_of_call(
         raise PlacementError.of(
             what,
             f"the DTensor is on {before}, and the call names a mesh of axes {names}",
-            fix="the mesh of the DTensor; DTensor.from_local(x.to_local(), mesh, placements) "
-            "for another",
+            fix="use the mesh of the DTensor; for another one, "
+            "DTensor.from_local(x.to_local(), mesh, placements)",
         )
     return names, tuple(known[name] for name in names)
 
@@ -187,8 +187,8 @@ def refuse_uneven_part(where: str, path: str, x: Any) -> None:
     part = axes_of(x.device_mesh)
     raise PlacementError.of(
         where,
-        f"a DTensor on a part of the mesh, {part}, in shards of different sizes",
-        fix="a DTensor on the whole mesh, or a size that the axis divides",
+        f"a DTensor on a part of the mesh, {part}, has shards of different sizes",
+        fix="use a DTensor on the whole mesh, or a size that the axis divides",
         arg_path=path,
         dim=dim,
     )
@@ -215,9 +215,9 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
     if mesh != around and _compat.root_mesh(mesh) != _compat.root_mesh(around):
         raise PlacementError.of(
             what,
-            f"its mesh is {axes_of(mesh)}, that of the code around it {axes_of(around)}",
+            f"its mesh is {axes_of(mesh)}, but the code around it uses {axes_of(around)}",
             needed="one mesh",
-            fix="one mesh, or a part of it: mesh['axis']",
+            fix="use one mesh, or a part of it: mesh['axis']",
             mesh=around,
         )
 
@@ -387,7 +387,7 @@ def refuse_plain(what: str, text: str | None) -> None:
                 "a DTensor that the function closes over, and reads outside of shard_map too, "
                 "as an argument of the function and of shard_map"
             )
-        raise CaptureError.of(what, "of a plain tensor", needed="a DTensor", fix=fix)
+        raise CaptureError.of(what, "it is called on a plain tensor", needed="a DTensor", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -403,7 +403,7 @@ def refuse_partial(what: str, rows: tuple[Any, ...]) -> None:
             what,
             f"Partial over {', '.join(wrong)}",
             needed="Shard or Replicate",
-            fix="DTensor.from_local(x, mesh, placements) of terms that each rank has",
+            fix="DTensor.from_local(x, mesh, placements), with each rank's term as x",
         )
 
 

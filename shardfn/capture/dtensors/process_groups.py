@@ -70,7 +70,7 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
         fix = "mesh.get_group(axis), or a mesh that has the group as an axis"
         raise CaptureError.of(
             what,
-            f"its group is {_group_text(group)}, that of no axis of {axes_of(mesh)}",
+            f"its group is {_group_text(group)}, which is no axis of {axes_of(mesh)}",
             needed="a mesh axis",
             fix=fix,
         )
@@ -164,7 +164,7 @@ def _only_mesh_with(what: str, group: Any, fitting: list[Any]) -> Any:
         what,
         f"its group {_group_text(group)} is an axis of {len(fitting)} meshes",
         needed="one mesh",
-        fix="call it inside `with use_mesh(mesh)`, of a mesh that has the group as an axis",
+        fix="call it inside `with use_mesh(mesh)`, with the mesh that you mean",
     )
 
 
@@ -255,7 +255,7 @@ def check_list_tensors(what: str, argument: str, parts: Sequence[Any], like: Any
             what,
             *wrong,
             needed=f"shape {like[0]}, {like[1]}, since all ranks share one program",
-            fix="tensors of equal size, padded",
+            fix="pad the tensors to equal size",
         )
 
 
@@ -271,7 +271,7 @@ def check_length(what: str, argument: str, got: int, needed: int) -> None:
             what,
             f"{argument} has {got} elements",
             needed=f"{needed}",
-            fix="one for each rank of the group, or for each tensor",
+            fix="pass one for each rank of the group, or for each tensor",
         )
 
 
@@ -303,7 +303,7 @@ def check_splits(what: str, *sizes: Any) -> None:
                 what,
                 f"split sizes {list(row)}",
                 needed="equal parts",
-                fix="parts of equal size, padded",
+                fix="pad the parts to equal size",
             )
 
 

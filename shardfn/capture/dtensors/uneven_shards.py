@@ -216,7 +216,7 @@ def _differ(name: str, a: NodeTraits, b: NodeTraits) -> bool:
         )
     if not _is_equal(a.held, b.held):
         fix = "torch.full((), n) of the size, in the function"
-        got = "a constant tensor of it depends on a size that ranks have of their own"
+        got = "a constant tensor of it depends on a size that differs between ranks"
         raise CaptureError.of(name, got, fix=fix, source=a.line)
     return a.constants != b.constants
 
@@ -233,9 +233,9 @@ def _different_ops_error(name: str, a: NodeTraits, b: NodeTraits) -> CaptureErro
     lines = [f"one rank: {a.op}", f"another: {b.op}"]
     return CaptureError.of(
         name,
-        "ranks whose shards have other sizes run other ops",
+        "ranks whose shards differ in size run different ops",
         *lines,
-        fix="the same ops for each size: an op of an empty tensor is right, and costs nothing",
+        fix="run the same ops for each size: an op on an empty tensor is right, and costs nothing",
         source=a.line or b.line,
     )
 
@@ -263,7 +263,7 @@ def differs_error(name: str, node: torch.fx.Node, of: str) -> CaptureError:
     line = sources.user_line(node)
     return CaptureError.of(
         name,
-        f"{name_of(node)}: {of} depends on a size that ranks have of their own",
-        fix="a size that all ranks have: the DTensor's, x.shape",
+        f"{name_of(node)}: {of} depends on a size that differs between ranks",
+        fix="use a size that is equal on all ranks: x.shape of the DTensor",
         source=line,
     )

@@ -144,7 +144,7 @@ def hooked_module(
                 f"a backward hook of {name}",
                 "it communicates or asks for its rank",
                 needed="a function of gradients alone",
-                fix="the collective on the gradients that sf.grad returns, or on a result: "
+                fix="call the collective on the gradients that sf.grad returns, or on a result: "
                 "y = sf.psum(y, axis)",
             )
 

@@ -155,7 +155,7 @@ class PureModule:
             raise CaptureError.of(
                 self.name,
                 f"it changes something outside of itself: {', '.join(changes)}",
-                fix="self.register_buffer(...) for state that changes, or return the new value",
+                fix="use self.register_buffer(...) for state that changes, or return the new value",
                 source=stored_at(module, changes[0]),
             )
 

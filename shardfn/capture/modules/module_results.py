@@ -91,7 +91,7 @@ class ModuleResults:
             self.name,
             f"the module returns a {kind}{at}",
             needed="a tree of tensors and constants",
-            fix="return tensors and constants; make a class of yours a NamedTuple or a dict",
+            fix="return tensors and constants; turn your own class into a NamedTuple or a dict",
         )
 
     def held(self, kind: type) -> str:

@@ -117,5 +117,5 @@ def refuse_lost(name: str, kinds: list[str]) -> None:
             name,
             f"it changes its argument, a {kinds[0]}, and the caller would not see it",
             needed="a function that returns what it changes",
-            fix=f"return the {kinds[0]}, and go on with the one that the call returns",
+            fix=f"return the {kinds[0]}, and use the returned one from then on",
         )

@@ -18,7 +18,7 @@ from . import leaked_values
 FIX = (
     "DTensor.from_local(x, mesh, placements) or distribute_tensor, in jit and shard_map; "
     "global tensors inside: in_placements, out_placements and sf.constrain(x, "
-    "placements) say how they lie; "
+    "placements) place them; "
     "sf.shard_map and sf.psum, sf.all_gather, ... are for the code of one rank"
 )
 DTENSOR = "it makes a DTensor inside, or takes one apart"
@@ -78,8 +78,8 @@ def _refuse_unread(node: torch.fx.Node, name: str) -> None:
         kind = _compat.class_name(value)
         raise CaptureError.of(
             name,
-            f"a derivative or vmap follows a {kind}, whose class has a __torch_function__",
-            fix="the tensors that it holds as arguments, or __torch_dispatch__",
+            f"a derivative or vmap applies to a {kind}, whose class has a __torch_function__",
+            fix="pass the tensors that it holds as arguments, or define __torch_dispatch__",
             source=sources.user_line(node),
         )
 

@@ -281,7 +281,7 @@ def _of_foreign_classes(text: str) -> tuple[str, str] | None:
         return f"it makes a {match[1]}", tensor_subclasses.PLAIN
     if match := re.search(_compat.FOLLOWED + r" (\w+) for its (\.\w+);", text):
         fix = f"read {match[2]} outside of the transform, and pass it as an argument"
-        got = f"a derivative or vmap follows a {match[1]}, and it reads its {match[2]}"
+        got = f"a derivative or vmap applies to a {match[1]}, and it reads its {match[2]}"
         return got, fix
     if match := re.search(_compat.MADE_OF_FOLLOWED + r" (\w+);", text):
         fix = f"the {match[1]} as an argument; or the tensors alone"

@@ -214,7 +214,7 @@ def _refused(name: str, node: torch.fx.Node, path: str | None, wrong: str) -> Ca
         where,
         "as_strided",
         wrong,
-        needed="memory that one dense value fills",
+        needed="a tensor that fills its memory without gaps or overlaps",
         fix=fix,
         **origin_of(node),
         arg_path=path,
@@ -236,8 +236,8 @@ def refuse_view(where: str, x: torch.Tensor, path: str) -> None:
     if x.storage_offset():
         raise CaptureError.of(
             f"{where}, argument {path}",
-            "as_strided reads its memory at a given place, and it is a view that starts elsewhere",
-            needed="a tensor that starts its memory",
+            "as_strided reads its memory from a given offset, and it is a view with an offset",
+            needed="a tensor whose storage_offset() is 0",
             fix=f"{path}.clone(), or {VALUES}",
             source=call_site(),
             arg_path=path,

@@ -102,8 +102,8 @@ def refuse_values(shape: tuple[int, ...], out: tuple[int, ...]) -> None:
     """
     raise CaptureError.of(
         "x[mask] = values",
-        f"values that make {out} of a tensor of shape {shape}",
-        fix="values of the shape of x[mask]",
+        f"the values would change the shape from {shape} to {out}",
+        fix="pass values of the shape of x[mask]",
     )
 
 
@@ -160,7 +160,7 @@ def refuse_shapes() -> None:
     """
     raise CaptureError.of(
         "torch.scatter_reduce",
-        "reduce='prod' under a transform, of an index that is smaller than x in another dim",
+        "reduce='prod' under a transform, with an index that is smaller than x in another dim",
         fix="narrow x to the dims of the index",
     )
 

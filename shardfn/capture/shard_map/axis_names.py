@@ -299,7 +299,9 @@ def _unbound(what: str, name: str, here: Scope, bound_names: tuple[Bound, ...]) 
     if not bound_names:
         fix = "call it inside shard_map, or inside vmap(fn, axis_name=...)"
         return CaptureError.of(
-            f"{what} over {name!r}", "it is outside of any shard_map, and no axis is bound", fix=fix
+            f"{what} over {name!r}",
+            "it is outside of any shard_map, so no axis name is bound",
+            fix=fix,
         )
     kind = lambda b: "mesh axis" if b.level == MESH else "mapped by vmap"
     listed = ", ".join(f"{b.name!r} ({kind(b)}, size {b.size})" for b in bound_names)

@@ -110,8 +110,8 @@ def _refuse_in_higher_order_ops(module: torch.fx.GraphModule, name: str) -> None
             if inside:
                 raise CaptureError.of(
                     name,
-                    f"{inside[0].target.__name__} inside the higher-order op {node.target}",
-                    fix="the collective before or after it, or a Python loop",
+                    f"it calls {inside[0].target.__name__} inside the op {node.target}",
+                    fix="call the collective before or after it, or use a Python loop",
                     source=sources.user_line(inside[0]),
                 )
 
@@ -276,8 +276,8 @@ class VaryingAxes:
         if any(axes - self.facts(x) for x in statistics_of(node)):
             raise CaptureError.of(
                 "shard_map",
-                f"{name_of(node)} writes the statistics of one rank to a buffer that all have",
-                fix="sf.shard, which has the statistics of all ranks; or module.eval()",
+                f"{name_of(node)} writes one rank's statistics to a buffer that all ranks share",
+                fix="use sf.shard, which has the statistics of all ranks, or call module.eval()",
                 source=sources.user_line(node),
             )
 
@@ -817,9 +817,9 @@ def _refuse_unequal_calls(every: list[Body], floor: Facts, what: str) -> None:
             over = " and ".join(sorted(axes))
             raise CaptureError.of(
                 what,
-                f"{node.target.__name__} inside it, and its condition varies over {over}",
-                fix="the collective before or after it, or a condition that is invariant "
-                f"over {over}: psum or pmax it",
+                f"it calls {node.target.__name__}, and its condition varies over {over}",
+                fix="call the collective before or after it, or make the condition invariant "
+                f"over {over} by psum or pmax",
                 source=sources.user_line(node),
             )
 
@@ -859,8 +859,8 @@ def _refuse_collectives(body: Body) -> None:
     for node in body.calls:
         raise CaptureError.of(
             "a function with a rule of its own",
-            f"{node.target.__name__} inside of it",
-            fix="the collective before or after it",
+            f"it calls {node.target.__name__}",
+            fix="call the collective before or after it",
             source=sources.user_line(node),
         )
 
@@ -947,7 +947,7 @@ def _refuse_partial_write(
             raise CaptureError.of(
                 "a function with a rule of its own",
                 "its backward writes the result of a collective into a part of a tensor",
-                fix="the collective on a tensor of its own: g = g.clone(); dist.all_reduce(g)",
+                fix="call the collective on a separate tensor: g = g.clone(); dist.all_reduce(g)",
                 source=sources.user_line(node),
             )
 

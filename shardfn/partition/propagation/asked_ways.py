@@ -46,7 +46,7 @@ def asked_rows(
     others = [x for x in by_way if x not in (None, way) and (x != ULYSSES or few % n == 0)]
     raise PlacementError.of(
         f"{name}, attention",
-        f"attention over {axes.names[axis]!r} must be {way!r}, and {_described(call)} cannot be so",
+        f"attention over {axes.names[axis]!r} must be {way!r}, but {_described(call)} cannot",
         needed=f"a number of key heads that {n} ranks divide"
         if way == ULYSSES
         else "as many queries as keys if it is causal, no dropout, and a mask only where the "

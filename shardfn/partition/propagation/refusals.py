@@ -113,7 +113,7 @@ def partial_is_reduced(node: torch.fx.Node, axes: Sequence[str], kind: str) -> P
     return PlacementError.of(
         "DTensor.to_local",
         got,
-        needed="a DTensor that nothing else needs reduced",
+        needed="a DTensor whose sum no other op needs",
         fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
         **origin_of(node),
     )
@@ -123,7 +123,7 @@ def without_cotangent(node: torch.fx.Node) -> PlacementError:
     """Make the error for a derivative of `to_local` of a Partial DTensor."""
     return PlacementError.of(
         "DTensor.to_local",
-        "of a Partial DTensor that ops made, under a derivative: a value does not say its terms",
+        "under a derivative, of a Partial DTensor that ops made: its terms are not determined",
         needed="a DTensor that is not Partial, or that from_local made",
         fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
         **origin_of(node),

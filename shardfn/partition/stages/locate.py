@@ -446,7 +446,7 @@ def _stage_number(name: str, schedule: Schedule, at: AtStage) -> int:
         return own[at.chunk]
     raise ScheduleError.of(
         f"{name}, schedule {schedule.name!r}",
-        f"coordinate {at.coordinate} has {len(own)} stages in it, and a parameter is on its "
+        f"coordinate {at.coordinate} has {len(own)} stages in it, but a parameter is on its "
         f"stage {at.chunk}",
         fix='schedule="interleaved", which takes any number',
     )

@@ -145,10 +145,10 @@ def _same_loss(
     if abs(sum(of_alone) - sum(of_one)) > bound * abs(sum(of_alone)):
         raise DivergenceError.of(
             name,
-            f"the single-device step has a loss of {of_alone[0]:.6g}, and distributed on one rank "
-            f"of {of_one[0]:.6g}",
-            needed="two steps with one loss",
-            fix="the same loss, and the same reduction, on the whole batch",
+            f"the single-device step has the loss {of_alone[0]:.6g}, but the distributed step on "
+            f"one rank has {of_one[0]:.6g}",
+            needed="two steps with the same loss",
+            fix="compute the same loss, with the same reduction, on the whole batch",
         )
 
 

@@ -187,9 +187,9 @@ class Comparison:
         if not self.compared:
             raise TreeError.of(
                 self.name,
-                "the two steps have no parameter and no result of one name",
+                "the two steps have no name of a parameter or a result in common",
                 *self.notes,
-                needed="something that both have",
+                needed="a name that both steps have",
                 fix="return the loss and the module from both",
             )
         return Audit(step, len(self.ranks), tuple(self.rows), self.compared, tuple(self.notes))
@@ -247,9 +247,9 @@ class Comparison:
         if any(each.is_flattened for each in self.ranks):
             raise TreeError.of(
                 self.name,
-                "FullyShardedDataParallel flattens parameters, and a rank holds parts of no dim",
+                "FullyShardedDataParallel flattens parameters, so a rank holds no part along a dim",
                 needed="parameters, or parts of them along a dim",
-                fix="fully_shard, which replaces it, or DistributedDataParallel",
+                fix="use fully_shard, which replaces it, or DistributedDataParallel",
             )
         counts = {len(self.alone.steps), *(len(each.steps) for each in self.ranks)}
         if len(counts) > 1:
@@ -258,7 +258,7 @@ class Comparison:
                 f"one device takes {len(self.alone.steps)} optimizer steps, ranks take "
                 f"{', '.join(str(len(each.steps)) for each in self.ranks)}",
                 needed="as many steps on one device as on each rank",
-                fix="a single-device step of its own, where the number of steps follows from the "
+                fix="write another single-device step, if the number of steps depends on the "
                 "number of ranks",
             )
 

@@ -270,7 +270,7 @@ def _refused(place: str, got: str, fix: str) -> ShardError:
 
 @filter_errors
 def inspect_ranks(step: Any, *args: Any, watch: Watch | None = None) -> InspectedRun:
-    """Run a step for all simulated ranks, and hold the local tensors of each op, to step through.
+    """Run a step on all simulated ranks, and keep the local tensors of each op for inspection.
 
     Args:
         step: a function under `shard`, in a fake world; any other function runs on one device.
@@ -505,7 +505,7 @@ class NanFound:
 
 @filter_errors
 def first_nan(step: Any, *args: Any) -> NanFound | None:
-    """Run a step for all simulated ranks, and find the first op whose result has a nan.
+    """Run a step on all simulated ranks, and find the first op whose result has a nan.
 
     Args:
         step: a function under `shard`, in a fake world; any other function runs on one device.

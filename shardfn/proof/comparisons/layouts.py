@@ -208,7 +208,7 @@ def of_real_ranks(where: str) -> ShardError:
     """The error for real ranks, which have their own values alone."""
     return ShardError.of(
         where,
-        "these are real ranks, each of which has its own values alone",
+        "these are real ranks, and each has only its own values",
         needed="simulated ranks, in one process",
         fix="SHARDFN_DIGESTS=path for the real run, then sf.compare(path, other_path)",
         source=call_site(),

@@ -63,7 +63,7 @@ def read_digests(path: Any) -> list[RecordedCall]:
     """Read the calls of a folder of digests, or of one rank's file.
 
     Raises:
-        ShardError: it does not exist, has no digests, or ranks have recorded other calls.
+        ShardError: it does not exist, has no digests, or ranks have recorded different calls.
     """
     files = [Path(path)] if Path(path).is_file() else sorted(Path(path).glob("rank*.jsonl"))
     where = f"compare, digests {str(path)!r}"
@@ -78,7 +78,7 @@ def read_digests(path: Any) -> list[RecordedCall]:
     if len(counts) > 1:
         shown = [f"rank {r}: {len(calls)} calls" for r, calls in sorted(by_rank.items())[:8]]
         fix = "the files of runs that ended, in a folder of their own"
-        raise ShardError.of(where, "ranks have recorded other calls", *shown, fix=fix)
+        raise ShardError.of(where, "ranks have recorded different calls", *shown, fix=fix)
     rows = zip(*(by_rank[r] for r in sorted(by_rank)), strict=True)
     return [_call(dict(zip(sorted(by_rank), row, strict=True)), where) for row in rows]
 
@@ -105,7 +105,7 @@ def _call(
     head = next(iter(ranks.values()))[0]
     heads = {(h["call"], tuple(h["axes"]), tuple(h["sizes"])) for h, _ in ranks.values()}
     if len(heads) > 1:
-        got = f"ranks have recorded other calls: {', '.join(sorted({h[0] for h in heads}))}"
+        got = f"ranks have recorded different calls: {', '.join(sorted({h[0] for h in heads}))}"
         fix = "the files of one run, in a folder of their own"
         raise ShardError.of(where, got, fix=fix, source=call_site())
     axes = MeshAxes(tuple(head["axes"]), tuple(head["sizes"]))

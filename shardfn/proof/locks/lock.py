@@ -73,7 +73,7 @@ def lock(
     kernels: bool = False,
     **kwargs: Any,
 ) -> Lock:
-    """Hold the price of a step in a file, and compare it from then on. Nothing is run.
+    """Write the price of a step to a file, or compare it with that file, without running the step.
 
     The file is for version control: what each line sends, bytes by mesh axis, the peak of
     memory, the predicted time, placements of arguments and results, and the ops of each line.

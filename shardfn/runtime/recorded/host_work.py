@@ -31,7 +31,7 @@ def refuse_host_work(name: str, placed: Placed, program: LocalProgram) -> None:
     if not placed.device.startswith("cuda"):
         raise ShardError.of(
             name,
-            f"cuda_graphs=True, and it runs on {placed.device}",
+            f"cuda_graphs=True, but the program runs on {placed.device}",
             needed="tensors on a CUDA device",
             fix='cuda_graphs=mesh.device_type == "cuda"',
         )
@@ -40,10 +40,10 @@ def refuse_host_work(name: str, placed: Placed, program: LocalProgram) -> None:
         more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
         raise ShardError.of(
             name,
-            "cuda_graphs=True, and the processor works in it",
+            "cuda_graphs=True, but a part of the program runs on the CPU",
             *lines[:SHOWN],
             *more,
-            needed="work that is all on the GPU",
+            needed="a program that runs only on the GPU",
             fix="cuda_graphs=False, or x.to('cuda') outside, torch.where in place of cond",
         )
 

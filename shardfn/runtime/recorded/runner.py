@@ -20,7 +20,7 @@ from ...compile import Runner
 from ...errors import ShardError
 
 ADDRESS = torch.Tensor.data_ptr
-FIX = "cuda_graphs=False, or a function whose work is all on the GPU"
+FIX = "cuda_graphs=False, or a function that runs only on the GPU"
 
 
 @attrs.frozen(eq=False)

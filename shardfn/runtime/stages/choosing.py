@@ -131,9 +131,9 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
         rows = [f"{path} is {describe(m, axes)}" for m, path in by_marks.items()]
         raise PlacementError.of(
             f"{traced.request.name}, argument {parameter}",
-            "sf.auto follows its state, which is placed in several ways",
+            "sf.auto follows its state, which has several placements",
             *rows,
-            fix="one placement for all of them, or sf.auto for all",
+            fix="give one placement to all of them, or sf.auto to all",
             arg_path=parameter,
         ) from None
     timed = with_hardware_links(axes, hardware)

@@ -139,7 +139,7 @@ def _state(path: str, state: Any, out: dict[str, Any]) -> Any:
     def saved(name: str, x: Any) -> Any:
         if isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
             if wrong := unsaved(name, x):
-                raise CheckpointError.of("save", *wrong, needed="strided tensors")
+                raise CheckpointError.of("save", *wrong, needed="dense (strided) tensors")
             _add(out, name, x.detach())
             return torch.empty_like(x, device="meta")
         if isinstance(x, CONSTANTS):

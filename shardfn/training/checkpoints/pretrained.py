@@ -45,7 +45,7 @@ def load_safetensors(
     *,
     strict: bool = True,
 ) -> Any:
-    """Read a folder of safetensors, such as a model of Hugging Face, each rank its shards.
+    """Read a folder of safetensors, such as a Hugging Face model. Each rank reads its own shards.
 
     Args:
         path: a folder of `.safetensors` files, with their index if there is one.
@@ -139,7 +139,7 @@ def _files(folder: str) -> list[str]:
         raise CheckpointError.of("load_safetensors", got, str(error)) from None
     if not names:
         got = f"{folder} has no {ENDING} files"
-        raise CheckpointError.of("load_safetensors", got, fix="another folder")
+        raise CheckpointError.of("load_safetensors", got, fix="use another folder")
     return names
 
 
@@ -174,7 +174,7 @@ def _check(
 def save_safetensors(
     path: str | os.PathLike[str], tree: Any, *, max_bytes: int | str = "5GB"
 ) -> None:
-    """Write tensors as a folder of safetensors, as `from_pretrained` of Hugging Face reads it.
+    """Write tensors as a folder of safetensors, which `from_pretrained` of Hugging Face can read.
 
     Tensors are unsharded one after the other, and one rank writes them: it holds one file of
     them at a time. Files of this name that are not part of the model are removed.

@@ -86,7 +86,7 @@ def save(
     keep: int | None = None,
     background: bool = False,
 ) -> Any:
-    """Write a tree of tensors and constants to a folder, as one step of it.
+    """Write a tree of tensors and constants to a checkpoint folder, as one step.
 
     Each rank writes the chunks that no other rank writes. A process that is killed at any moment
     leaves the steps before this one as they were.

@@ -36,7 +36,7 @@ def placed_leaves(where: str, like: Any, mesh: Any, placements: Any) -> dict[str
     leaves = named(where, like)
     if mesh is None and placements is not None:
         got = "placements are given, and no mesh"
-        raise PlacementError.of(where, got, fix="mesh=", arg_path="mesh")
+        raise PlacementError.of(where, got, fix="pass mesh=", arg_path="mesh")
     if mesh is not None:
         check_mesh(where, mesh)
         refuse_unusable_mesh(where, mesh)

@@ -88,7 +88,7 @@ def different(
     if failed := by_status[FAILED]:
         text = texts[ranks.index(failed[0])]
         got = f"{listed(failed)}: {text}"
-        return DivergenceError.of(where, got, fix="the error of that rank")
+        return DivergenceError.of(where, got, fix="look at the error of that rank")
     if by_status[END]:
         some, none = listed(by_status[BATCH]), listed(by_status[END])
         got = f"it exists on {some}, and not on {none}"

@@ -182,7 +182,7 @@ class Loader:
 def loader(
     data: Iterable[Any], mesh: Any, placements: Any, *, seed: int = 0, rows: bool | None = None
 ) -> Loader:
-    """Read batches of the host as DTensors, each rank its rows where the data allow it.
+    """Turn batches of a `DataLoader` into DTensors. Each rank reads only its rows where possible.
 
     `data` gives global batches, the same on every rank and for every number of ranks. A
     DataLoader over a dataset with indices, with torch's own collate function, reads on each

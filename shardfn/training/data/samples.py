@@ -66,5 +66,5 @@ def check_resumed(number: int, skip: int, sample: int, expected: int) -> None:
         "loader, after load_state_dict",
         got,
         needed="the same data, batch size and order",
-        fix="a sampler that draws from torch's generators; loader.state_dict() of these data",
+        fix="use a sampler that draws from torch's generators, and the state_dict() of these data",
     )

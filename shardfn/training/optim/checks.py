@@ -88,7 +88,7 @@ def check_numbers(recipe: Recipe) -> None:
             recipe.name,
             f"{', '.join(tensors)} is a tensor",
             needed="numbers",
-            fix=f"a number here, and opt.update(params, grads, state, {tensors[0]}=x)",
+            fix=f"pass a number here, and later opt.update(params, grads, state, {tensors[0]}=x)",
             arg_path=tensors[0],
         )
     names = recipe.option_names()
@@ -103,7 +103,7 @@ def check_numbers(recipe: Recipe) -> None:
             recipe.name,
             *unknown,
             needed=f"options of a group: {', '.join(names)}",
-            fix="the name of an option of the class",
+            fix="use the name of an option of the class",
             arg_path="groups",
         )
 
@@ -121,7 +121,7 @@ def check_options(recipe: Recipe, given: Sequence[str]) -> None:
             f"{recipe.name}.update",
             f"there are no options {', '.join(unknown)}",
             needed=f"some of {', '.join(names)}",
-            fix="the name of an option of the class",
+            fix="use the name of an option of the class",
             arg_path=unknown[0],
         )
 

@@ -194,7 +194,7 @@ def _kind(recipe: Recipe, name: str, x: Any) -> type:
         recipe.name,
         f"its state has a {type(x).__name__}: {name!r}",
         needed="a state of tensors and numbers",
-        fix=f"state[{name!r}] as a tensor",
+        fix=f"store state[{name!r}] as a tensor",
         arg_path=f"state[{name!r}]",
     )
 
@@ -269,5 +269,5 @@ def _refuse_others(recipe: Recipe, before: State, after: State) -> None:
             recipe.name,
             f"its step changes {', '.join(places)}",
             needed="an optimizer whose step changes self.state[p] only",
-            fix="self.state[p][name] for values that change",
+            fix="store values that change in self.state[p][name]",
         )

@@ -208,7 +208,7 @@ def optim(
     groups: Mapping[str, Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> Optim:
-    """An optimizer of torch as pure functions over pytrees: `opt = optim(torch.optim.AdamW,
+    """Turn an optimizer of torch into pure functions over pytrees: `opt = optim(torch.optim.AdamW,
     lr=1e-3)`, `state = opt.init(params)`, `params, state = opt.update(params, grads, state)`.
 
     The class is torch's, unchanged: outside of a captured function its own step runs, so results

@@ -35,7 +35,7 @@ def placed_like(name: str, step: Step, placements: Any, params: Any) -> dict[str
             f"{name}.state_placements",
             *[f"a parameter is {text}" for text in others],
             needed="tensors or ShapeDtypes",
-            fix="the params that init takes",
+            fix="pass the params that init takes",
             arg_path="params",
         )
     shapes = [(tuple(x.shape), x.dtype) for x in leaves]
@@ -54,7 +54,7 @@ def refused_placements(name: str, lines: list[str]) -> TreeError:
         f"{name}.state_placements",
         *lines,
         needed="a prefix tree of P leaves",
-        fix="the in_placements of the parameters",
+        fix="pass the in_placements of the parameters",
         arg_path="placements",
     )
 

@@ -29,8 +29,7 @@ def placements(
     default: Any = None,
     module: nn.Module | None = None,
 ) -> Placements:
-    """Give every parameter a placement, by patterns over their names: the first that matches
-    counts.
+    """Give every parameter a placement, by the first pattern that matches its name.
 
     A pattern is a glob over full paths: `*` matches within one name between dots, `**` any
     number of names. Or it is a regular expression, `re.compile(...)`, which has to match the
@@ -152,7 +151,7 @@ def _reader(
         names = ("tp",) if mesh_axes is None else mesh_axes.names
         raise PlacementError.of(
             "placements, axis",
-            "the plan has styles, which are of one mesh axis, and axis is not given",
+            "the plan has styles, which need one mesh axis, but axis is not given",
             fix=" or ".join(f"axis={name!r}" for name in names),
             arg_path="axis",
         )

@@ -182,7 +182,7 @@ def of_base_model(rules: Sequence[Rule], leaves: Sequence[Leaf]) -> list[Rule]:
         if len(below) > 1:
             raise TreeError.of(
                 "placements, plan",
-                f"its names stand in {', '.join(below)}, and it does not say where",
+                f"its names occur in each of {', '.join(below)}, and it does not say which",
                 fix=f"{{f'{below[0]}.{{name}}': style for name, style in plan.items()}}",
                 arg_path="plan",
             )

@@ -67,7 +67,7 @@ STRATEGIES = {
 
 @attrs.frozen
 class Strategy:
-    """Where the values of a training step lie.
+    """The placements of the values of a training step.
 
     Args:
         name: such as "zero3".
@@ -129,7 +129,7 @@ def strategy(
     rows: int | str | None = None,
     attention: Mapping[str, str] | None = None,
 ) -> Strategy:
-    """The placements of parameters, gradients and optimizer state of a parallel strategy.
+    """Return the placements of parameters, gradients and optimizer state for a parallel strategy.
 
     Args:
         name: "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor", "sequence", "context", "expert"

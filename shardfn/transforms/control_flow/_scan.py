@@ -205,7 +205,7 @@ def _no_steps(name: str, f: Any, init: Any, xs: Any) -> Any:
 
 @filter_errors
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
-    """Apply `f` to each slice of dim 0, one at a time: `vmap(f)` with the memory of one slice.
+    """Apply `f` to each slice of dim 0, one at a time, as `vmap(f)` with the memory of one slice.
 
     Args:
         f: takes one slice, and returns a tensor or a tree of them.

@@ -186,7 +186,7 @@ def check_microbatches(name: str, is_count: bool, got: str) -> None:
     """
     if not is_count:
         raise ShardError.of(
-            name, f"microbatches is {got}", needed="a positive int", fix="1 or more"
+            name, f"microbatches is {got}", needed="a positive int", fix="microbatches=1 or more"
         )
 
 

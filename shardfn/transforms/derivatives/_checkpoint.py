@@ -109,7 +109,7 @@ def refuse_context() -> None:
     raise CaptureError.of(
         "torch.utils.checkpoint",
         "it has a context_fn",
-        needed="none",
+        needed="a call without context_fn",
         fix="sf.checkpoint(fn, policy=...), with one of checkpoint_policies",
     )
 
@@ -178,8 +178,7 @@ def check_text(where: str, is_text: bool, kind: str, fix: str) -> None:
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Name a value for the policies of `checkpoint` and for `saved_residuals`. Returns x, at no
-    cost.
+    """Name a value for the policies of `checkpoint` and for `saved_residuals`. Return x unchanged.
 
     Args:
         x: a tensor, or a pytree of tensors.

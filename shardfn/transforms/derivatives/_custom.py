@@ -147,4 +147,4 @@ def check_pair(name: str, holds: bool, who: str, wanted: str) -> None:
         TreeError: it has another form.
     """
     if not holds:
-        raise TreeError.of(name, f"{who} returns something else", needed=wanted)
+        raise TreeError.of(name, f"{who} returns a result of another form", needed=wanted)

@@ -147,7 +147,7 @@ def refuse_loss(name: str, what: str) -> None:
 def value_and_grad(
     fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> ValueAndGrad:
-    """A function that returns the value of a scalar function and its gradient.
+    """Return a function that computes the value of a scalar function and its gradient.
 
     Args:
         fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
@@ -176,7 +176,7 @@ def value_and_grad(
 
 
 def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Grad:
-    """A function that returns the gradient of a scalar function.
+    """Return a function that computes the gradient of a scalar function.
 
     Args:
         fn: returns a floating scalar, or (scalar, aux) with `has_aux`.

@@ -104,8 +104,8 @@ class Hessian(Jacobian):
 
 
 def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Jacobian:
-    """A function that returns the Jacobian, computed row by row in reverse mode. For functions
-    of more inputs than outputs.
+    """Return a function that computes the Jacobian row by row in reverse mode, which suits
+    functions of more inputs than outputs.
 
     Args:
         fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
@@ -136,7 +136,7 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
 
 def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Forward:
-    """A function that returns the Jacobian, computed column by column in forward mode. For
+    """Return a function that computes the Jacobian column by column in forward mode, which suits
     functions of more outputs than inputs.
 
     Args:
@@ -166,7 +166,7 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
 
 def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Hessian:
-    """A function that returns the matrix of second derivatives, forward over reverse.
+    """Return a function that computes the matrix of second derivatives, forward over reverse.
 
     Args:
         fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.

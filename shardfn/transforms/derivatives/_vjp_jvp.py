@@ -135,7 +135,7 @@ def jvp(
     tangents: tuple[Any, ...],
     has_aux: bool = False,
 ) -> Any:
-    """The value of a function, and its directional derivative along the tangents.
+    """Compute the value of a function, and its directional derivative along the tangents.
 
     Args:
         fn: returns a tensor or a tree of floating tensors; or (value, aux) with `has_aux`.
@@ -162,8 +162,8 @@ def jvp(
 
 @filter_errors
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    """The value of a function, and a function that maps a cotangent of the value to cotangents
-    of the arguments.
+    """Compute the value of a function, and return it with its pullback: a function that maps a
+    cotangent of the value to cotangents of the arguments.
 
     Args:
         fn: returns a tensor or a tree of floating tensors; or (value, aux) with `has_aux`.
@@ -202,7 +202,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
 @filter_errors
 def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
-    """The value of a function, and its linear approximation at a point.
+    """Compute the value of a function, and its linear approximation at a point.
 
     Args:
         fn: returns a tensor or a tree of floating tensors.

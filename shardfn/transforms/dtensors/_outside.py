@@ -140,7 +140,7 @@ def _holds_dtensors(name: str, paths: Callable[[], dict[int, str]], x: torch.Ten
     known = paths()
     path = next((known[id(y)] for y in (x, *held) if id(y) in known), "")
     where = f"{name}, argument {path}"
-    raise TreeError.of(where, got, needed="DTensors alone", fix=fix, arg_path=path)
+    raise TreeError.of(where, got, needed="only DTensors", fix=fix, arg_path=path)
 
 
 def _holds_any(x: torch.Tensor) -> bool:

@@ -14,8 +14,8 @@ from .._transformed import Bound, Transformed, name_of
 
 @filter_errors
 def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
-    """List every collective of a call: its bytes, its mesh axis, its bucket, its source line with
-    the path of the module that calls it.
+    """List every collective of a call, with its bytes, mesh axis, bucket and source line, and the
+    path of the module that calls it.
 
     Nothing is run or compiled. `sf.shard(fn, ...).lower(*args).explain()` is the same.
 
@@ -61,7 +61,7 @@ def assert_comms(
     max_implicit: int | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Check the communication of a call against a budget, in a unit test. Nothing is run.
+    """Check the communication of a call against a budget, in a unit test, without running the call.
 
     Args:
         fn: a transformed function, such as the result of shard.

@@ -11,7 +11,7 @@ from .._transformed import Bound, Transformed, name_of
 
 @filter_errors
 def explain_retrace(fn: Any, *args: Any, **kwargs: Any) -> str:
-    """Say why a call of a transformed function is staged again.
+    """Explain why a call of a transformed function is captured and compiled again.
 
     Args:
         fn: a transformed function, such as the result of jit.

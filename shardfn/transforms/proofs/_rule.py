@@ -69,7 +69,7 @@ def rule(
     need_whole: str | Sequence[str] = (),
     example: Sequence[Any] | None = None,
 ) -> Any:
-    """Register a sharding rule for an operator. It replaces the rule that shardfn has.
+    """Register a sharding rule for an operator. The new rule replaces the rule that shardfn has.
 
     A mapping names every dim: "b i k, k j -> b i j" has an entry for each tensor argument and
     each result of the op's schema. Sharding a factor shards every tensor that has it, and
@@ -184,7 +184,7 @@ def _from_text(target: Any, text: str, whole: tuple[str, ...], example: Any) -> 
             f"sharding {f} leaves a Partial sum, which is right only if the op sums over it"
             for f in factors.contracted
         ]
-        raise RuleError.of(where, *lines, needed="a proof", fix=fix)
+        raise RuleError.of(where, *lines, needed="an example, by which the rule is proved", fix=fix)
     return factors.choices
 
 

@@ -27,7 +27,7 @@ from ._axis_names import (
 
 
 def psum(x: Any, axis_name: AxisName) -> Any:
-    """The sum over an axis.
+    """Sum a value over the ranks or samples of an axis.
 
     Args:
         x: a tensor, a number, or a pytree of them.
@@ -63,7 +63,7 @@ def _sum(x: Any, names: Names) -> Any:
 
 
 def pvary(x: Any, axis_name: AxisName) -> Any:
-    """The same value, from here on as each rank's own: its gradient is not summed over the axis.
+    """Make a value varying: each rank has its own, and the gradient is not summed over the axis.
 
     Inside of `shard_map` the gradient of a value that all ranks have is the sum of those of the
     ranks. The gradient of `pvary(x, axis)` is that of each rank alone, as per-sample gradients
@@ -100,7 +100,7 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
 
 
 def pmean(x: Any, axis_name: AxisName) -> Any:
-    """The mean over an axis.
+    """Average a value over the ranks or samples of an axis.
 
     Args:
         x: a tensor, a number, or a pytree of them.
@@ -124,7 +124,7 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
 
 
 def pmax(x: Any, axis_name: AxisName) -> Any:
-    """The elementwise maximum over an axis.
+    """Compute the elementwise maximum over the ranks or samples of an axis.
 
     Args:
         x: a tensor, a number, or a pytree of them.
@@ -149,7 +149,7 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
 
 
 def pmin(x: Any, axis_name: AxisName) -> Any:
-    """The elementwise minimum over an axis.
+    """Compute the elementwise minimum over the ranks or samples of an axis.
 
     Args:
         x: a tensor, a number, or a pytree of them.
@@ -217,7 +217,7 @@ def _gathered(x: torch.Tensor, names: Names, axis: int, tiled: bool) -> torch.Te
 
 
 def axis_index(axis_name: AxisName) -> torch.Tensor:
-    """The number of this rank or sample on an axis.
+    """Return the number of this rank or sample on an axis.
 
     Args:
         axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
@@ -241,7 +241,7 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
 
 
 def axis_size(axis_name: AxisName) -> int:
-    """The number of ranks or samples on an axis.
+    """Return the number of ranks or samples on an axis.
 
     Args:
         axis_name: a name, or a tuple of names; see `psum`.

@@ -19,7 +19,7 @@ from .._paired import kind
 
 
 def constrain(x: Any, placements: Any) -> Any:
-    """Constrain the placement of a value inside a sharded function. Returns x unchanged.
+    """Constrain the placement of a value inside a sharded function. Return x unchanged.
 
     Args:
         x: a tensor, or a pytree of tensors.

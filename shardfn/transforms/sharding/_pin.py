@@ -52,8 +52,8 @@ def pin(
     *,
     inputs: Mapping[Pattern, Any] | None = None,
 ) -> Pins:
-    """Constrain the placements of what layers of a module return, or take, by their names. The
-    module's code stays as it is; outside of `shard` it computes as before.
+    """Constrain the placements of the results or arguments of a module's layers, by the names of
+    the layers, without a change of the module's code.
 
     Args:
         module: the module. Its layers get hooks.
@@ -94,7 +94,7 @@ def pin(
     ]
     if not chosen:
         fix = "sf.pin(module, {'layers.*.mlp': P('dp', 'tp')})"
-        raise TreeError.of("pin", "neither outputs nor inputs", fix=fix)
+        raise TreeError.of("pin", "neither outputs nor inputs is given", fix=fix)
     layers = dict(module.named_modules(remove_duplicate=False))
     _refuse_contradictions(layers, chosen)
     handles = []
@@ -158,7 +158,7 @@ def _refuse_contradictions(
             "pin",
             *dict.fromkeys(wrong),
             needed="one placement for each value",
-            fix="remove() of the earlier pins, or patterns without these layers",
+            fix="call remove() of the earlier pins, or use patterns without these layers",
         )
 
 

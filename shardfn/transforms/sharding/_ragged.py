@@ -159,7 +159,7 @@ def check_send_counts(kind: tuple[tuple[int, ...], torch.dtype] | str, n: int, n
     raise PlacementError.of(
         f"ragged_all_to_all over {names}, send_counts",
         f"got {kind}" if isinstance(kind, str) else f"got shape {kind[0]}, {kind[1]}",
-        needed=f"shape ({n},), torch.int64: how many rows go to each of {n}; or ({n}, {n}), of all",
+        needed=f"shape ({n},), torch.int64: the rows to each of {n} ranks; or ({n}, {n}), of all",
         fix=f"torch.bincount(destinations, minlength={n}), of the destination of each row",
     )
 
@@ -174,7 +174,10 @@ def rows_bound(shape: tuple[int, ...], n: int, rows: int | str | None, names: st
     where = f"ragged_all_to_all over {names}"
     if not shape:
         raise PlacementError.of(
-            f"{where}, x", "a tensor without dims", needed="rows: dim 0", fix="x.reshape(1)"
+            f"{where}, x",
+            "a tensor without dims",
+            needed="a tensor whose dim 0 is the rows",
+            fix="x.reshape(1)",
         )
     if rows is None:
         return n * shape[0]

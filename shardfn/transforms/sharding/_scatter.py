@@ -182,7 +182,7 @@ def _exchanged(x: torch.Tensor, names: Names, split: int, concat: int, tiled: bo
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
-    """Send the value of each rank or sample to at most one other.
+    """Send the value of each rank or sample to at most one other rank or sample.
 
     Args:
         x: a tensor or a pytree of tensors.

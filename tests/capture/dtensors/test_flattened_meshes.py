@@ -146,7 +146,7 @@ def test_dtensors_on_a_mesh_and_on_it_flattened_are_refused_together(first: str)
         with pytest.raises(sf.PlacementError) as caught:
             sf.jit(fn, backend="aten")(own(0))
         shown = str(caught.value)
-        assert "its mesh is (dp_tp=4), flattened, and the code is that of" in shown
+        assert "its mesh is (dp_tp=4), flattened, but the code uses the mesh" in shown
         assert "a placement for each of dp, tp, on the mesh of these axes" in shown
 
 
@@ -156,4 +156,4 @@ def test_a_name_that_is_taken() -> None:
         fn = sf.jit(lambda x: x * mesh._flatten("dp").size(), backend="aten")
         with pytest.raises(sf.CaptureError, match="dp already exists") as caught:
             fn(own(0))
-        assert caught.value.fix == "a name of its own: mesh._flatten('name')"
+        assert caught.value.fix == "give the flattened mesh a name: mesh._flatten('name')"

@@ -43,5 +43,5 @@ def varying(nodes: Nodes, *of: torch.fx.Node, over: str = "dp") -> None:
 def test_a_returned_dtensor_may_vary_over_no_axis() -> None:
     nodes = Nodes()
     out = nodes.call(placement.per_rank_result, nodes.d)
-    with pytest.raises(sf.CaptureError, match="a result that differs over pp"):
+    with pytest.raises(sf.CaptureError, match="the result differs over pp"):
         varying(nodes, out, over="pp")

@@ -68,7 +68,7 @@ def strided(x: Any, mesh: Any) -> Any:
 CASES: dict[str, Case] = {
     "a DTensor and a plain tensor": (
         lambda x, mesh: from_local(x, mesh) + x[:1],
-        f"""add: of a DTensor and a plain tensor
+        f"""add: its operands are a DTensor and a plain tensor
   placed, made at {HERE}: a DTensor of shape (8, 2)
   getitem, made at {HERE}: a plain tensor of shape (1, 2)
   try: DTensor.from_local(plain, mesh, placements) for each rank's own, \
@@ -76,30 +76,30 @@ distribute_tensor(plain, mesh, placements) for one that all have; or dtensor.to_
     ),
     "a number of each rank": (
         lambda x, mesh: from_local(x, mesh) * x.sum(),
-        """mul: of a DTensor and a number or a condition that differs over dp
-  try: a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each rank's \
-shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
+        """mul: it combines a DTensor with a number or a condition that differs over dp
+  try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
+rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a condition of each rank": (
         lambda x, mesh: sf.cond(
             x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)
         ).full_tensor(),
-        """a DTensor: of a DTensor and a number or a condition that differs over dp
-  try: a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each rank's \
-shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
+        """a DTensor: it combines a DTensor with a number or a condition that differs over dp
+  try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
+rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a condition of each rank, for a result": (
         lambda x, mesh: sf.cond(x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)),
-        """a DTensor: of a DTensor and a number or a condition that differs over dp
-  try: a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each rank's \
-shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
+        """a DTensor: it combines a DTensor with a number or a condition that differs over dp
+  try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
+rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a derivative of a term": (
         lambda x, mesh: sf.grad(lambda x: (from_local(x, mesh, [Partial()]) * 2).to_local().sum())(
             x
         ),
-        """DTensor.to_local: of a Partial DTensor that ops made, under a derivative: a value does \
-not say its terms
+        """DTensor.to_local: under a derivative, of a Partial DTensor that ops made: its terms \
+are not determined
   needed: a DTensor that is not Partial, or that from_local made
   try: x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
     ),
@@ -166,10 +166,10 @@ DTensor that it returns""",
             if of_three_rows(x, mesh).shape[0] == 2
             else of_three_rows(x, mesh).cos()
         ),
-        """jit(<lambda>): ranks whose shards have other sizes run other ops
+        """jit(<lambda>): ranks whose shards differ in size run different ops
   one rank: call_method sin
   another: call_method cos
-  try: the same ops for each size: an op of an empty tensor is right, and costs nothing""",
+  try: run the same ops for each size: an op on an empty tensor is right, and costs nothing""",
     ),
     "other results for each size": (
         lambda x, mesh: {of_three_rows(x, mesh).shape[0]: of_three_rows(x, mesh)},
@@ -178,28 +178,28 @@ DTensor that it returns""",
     ),
     "a DTensor and a size of each rank": (
         lambda x, mesh: from_local(x, mesh) * of_three_rows(x, mesh).shape[0],
-        """mul: of a DTensor and a number or a condition that differs over dp
-  try: a number that all ranks have: dist.all_reduce or sf.psum it first; or, of each rank's \
-shard, DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
+        """mul: it combines a DTensor with a number or a condition that differs over dp
+  try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
+rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a loop of a size of each rank": (
         lambda x, mesh: sf.scan(
             lambda c, i: (c + 1, c), torch.zeros(2), None, length=of_three_rows(x, mesh).shape[0]
         ),
-        """jit(<lambda>): scan: a loop, a branch or a collective depends on a size that ranks \
-have of their own
-  try: a size that all ranks have: the DTensor's, x.shape""",
+        """jit(<lambda>): scan: a loop, a branch or a collective depends on a size that \
+differs between ranks
+  try: use a size that is equal on all ranks: x.shape of the DTensor""",
     ),
     "a write to a value of all by a size of each rank": (
         lambda x, mesh: torch.zeros(2).add_(of_three_rows(x, mesh).shape[0]),
-        """jit: add_: a write to a value that all ranks have depends on a size that ranks have \
-of their own
-  try: a size that all ranks have: the DTensor's, x.shape""",
+        """jit: add_: a write to a value that all ranks have depends on a size that \
+differs between ranks
+  try: use a size that is equal on all ranks: x.shape of the DTensor""",
     ),
     "too many placements": (
         lambda x, mesh: from_local(x, mesh, [Shard(0), Shard(1)]),
         """DTensor.from_local: 2 placements for a mesh of 1 axes ('dp',)
-  try: one placement for each axis""",
+  try: give one placement for each axis""",
     ),
     "no such dim": (
         lambda x, mesh: from_local(x, mesh, [Shard(2)]),
@@ -217,11 +217,11 @@ of their own
         lambda x, mesh: from_local(x, mesh).redistribute(mesh, [Partial()]),
         """DTensor.redistribute: Partial over dp
   needed: Shard or Replicate
-  try: DTensor.from_local(x, mesh, placements) of terms that each rank has""",
+  try: DTensor.from_local(x, mesh, placements), with each rank's term as x""",
     ),
     "a plain tensor taken apart": (
         lambda x, mesh: from_local(x, mesh) * 1 if x.to_local() is None else x,
-        """DTensor.to_local: of a plain tensor
+        """DTensor.to_local: it is called on a plain tensor
   needed: a DTensor
   try: DTensor.from_local(x, mesh, placements), or distribute_tensor""",
     ),
@@ -266,15 +266,15 @@ function returns""",
     ),
     "a DTensor made of a DTensor": (
         lambda x, mesh: from_local(from_local(x, mesh), mesh),
-        """DTensor.from_local: of a DTensor
+        """DTensor.from_local: its operand is a DTensor
   needed: each rank's own tensor
-  try: x.to_local() of it, or x.redistribute(mesh, placements)""",
+  try: pass x.to_local(), or x.redistribute(mesh, placements)""",
     ),
     "a collective of a DTensor": (
         lambda x, mesh: sf.psum(from_local(x, mesh), "dp"),
-        """psum: of a DTensor
+        """psum: its operand is a DTensor
   needed: each rank's own tensor
-  try: x.to_local() of it, or x.redistribute(mesh, placements)""",
+  try: pass x.to_local(), or x.redistribute(mesh, placements)""",
     ),
     "an op that a collective does not have": (
         lambda x, mesh: functional.all_reduce(x, "middle", mesh),
@@ -286,7 +286,7 @@ function returns""",
         lambda x, mesh: dist.all_to_all_single(x * 1, x, [1, 3], [3, 1]),
         """torch.distributed.all_to_all_single: split sizes [1, 3]
   needed: equal parts
-  try: parts of equal size, padded""",
+  try: pad the parts to equal size""",
     ),
     "the rank as a number": (
         of_a_branch,
@@ -376,7 +376,7 @@ def test_placements_that_torch_does_not_know() -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         with pytest.raises(sf.CaptureError) as caught:
             sf.jit(fn)(X)
-    assert "torch places no such DTensor" in str(caught.value)
+    assert "torch cannot place this DTensor" in str(caught.value)
     assert "x.redistribute(mesh, placements)" in (caught.value.fix or "")
 
 

@@ -273,7 +273,7 @@ HELD = (
     "it writes in place to an argument or a closed-over tensor",
     "a new value; in a module, register_buffer for state that changes",
 )
-BUFFER = "self.register_buffer(...) for state that changes, or return the new value"
+BUFFER = "use self.register_buffer(...) for state that changes, or return the new value"
 FIXED = (
     "torch.where(mask, x, 0), x * mask, or torch.nonzero_static(x, size=n), which pads to a "
     "size that you choose"
@@ -324,7 +324,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: module_of(lambda x: {x}),
         "functionalize(Wrapped): the module returns a set\n  needed: a tree of tensors "
         "and constants\n"
-        "  try: return tensors and constants; make a class of yours a NamedTuple or a dict",
+        "  try: return tensors and constants; turn your own class into a NamedTuple or a dict",
     ),
 }
 

@@ -59,7 +59,7 @@ FOREIGN = {
     f"{_compat.FOREIGN} Odd;": "it closes over a Odd",
     f"{_compat.MADE} Odd;": "it makes a Odd",
     f"{_compat.FOLLOWED} Odd for its .scale;": (
-        "a derivative or vmap follows a Odd, and it reads its .scale"
+        "a derivative or vmap applies to a Odd, and it reads its .scale"
     ),
     f"{_compat.MADE_OF_FOLLOWED} Odd;": (
         "it makes a Odd of tensors that a derivative or vmap follows"

@@ -128,7 +128,7 @@ def test_a_newer_format(folder: str) -> None:
         sf.load(folder, TREE)
     assert str(error.value) == (
         f"load: {path} has format 99.0; this version of shardfn reads 1\n"
-        "  try: a newer version of shardfn"
+        "  try: install a newer version of shardfn"
     )
 
 

@@ -370,8 +370,8 @@ def test_as_strided_is_right_or_refused(name: str, start: str) -> None:
 def test_as_strided_says_what_it_reads() -> None:
     text = refusal(sf.CaptureError, lambda: sf.jit(PLACES["at a place"], backend="aten")(BASE[3:7]))
     said = (
-        "argument x: as_strided reads its memory at a given place, and it is a view that "
-        "starts elsewhere"
+        "argument x: as_strided reads its memory from a given offset, and it is a view with "
+        "an offset"
     )
     assert said in text and "x.clone(), or slicing, x.unfold(dim, size, step)" in text
     text = refusal(

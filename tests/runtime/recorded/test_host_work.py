@@ -14,7 +14,7 @@ def test_a_program_of_the_cpu_is_refused_with_a_condition_that_runs_everywhere()
     with pytest.raises(sf.ShardError) as caught:
         step(torch.ones(3))
     text = str(caught.value)
-    assert text.startswith("jit(<lambda>): cuda_graphs=True, and it runs on cpu")
+    assert text.startswith("jit(<lambda>): cuda_graphs=True, but the program runs on cpu")
     assert 'cuda_graphs=mesh.device_type == "cuda"' in text
 
 

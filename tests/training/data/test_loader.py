@@ -213,7 +213,7 @@ def test_ranks_that_read_other_batches_are_named() -> None:
         "other shapes": "loader, batch 0: rank 0: batch float32[2]\n"
         "  rank 1: batch float32[3]" + fix,
         "failing": "loader, batch 1: rank 1: OSError: the disk is gone\n"
-        "  try: the error of that rank",
+        "  try: look at the error of that rank",
         "padded": "loader, batch 0: rank 0: batch float32[*, 2]\n"
         "  rank 1: batch float32[*, 4]" + fix,
     }

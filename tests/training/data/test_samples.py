@@ -39,8 +39,8 @@ def test_every_dtype(dtype: torch.dtype) -> None:
 def test_a_run_on_other_data_is_refused() -> None:
     samples.check_resumed(2, 2, 5, 5)
     rest = (
-        "\n  needed: the same data, batch size and order\n  try: a sampler that draws from "
-        "torch's generators; loader.state_dict() of these data"
+        "\n  needed: the same data, batch size and order\n  try: use a sampler that draws "
+        "from torch's generators, and the state_dict() of these data"
     )
     with pytest.raises(sf.CheckpointError) as error:
         samples.check_resumed(2, 2, 5, 6)

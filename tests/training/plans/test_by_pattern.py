@@ -187,7 +187,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no axis": (
         lambda: sf.placements(PARAMS, {"layers.*.up": "colwise"}),
-        "the plan has styles, which are of one mesh axis, and axis is not given",
+        "the plan has styles, which need one mesh axis, but axis is not given",
     ),
 }
 

@@ -204,7 +204,8 @@ def test_a_number_of_microbatches_that_is_none_is_refused(k: Any) -> None:
     with pytest.raises(sf.ShardError) as error:
         sf.accumulate(loss_fn, k)
     wanted = (
-        f"accumulate(loss_fn): microbatches is {k!r}\n  needed: a positive int\n  try: 1 or more"
+        f"accumulate(loss_fn): microbatches is {k!r}\n  needed: a positive int\n"
+        "  try: microbatches=1 or more"
     )
     assert without_line(error.value) == wanted
 

@@ -230,11 +230,11 @@ OTHER: dict[str, Callable[[sf.BucketPlan], Any]] = {
 }
 SAID = {
     "more leaves": [
-        "bucketed_grad(loss), plan: it is a plan for other leaves",
+        "bucketed_grad(loss), plan: the plan is for other leaves",
         "the plan lacks params['e']",
     ],
     "fewer leaves": [
-        "plan: it is a plan for other leaves",
+        "plan: the plan is for other leaves",
         "the plan has also params['d']",
         "the plan has also params['b']",
     ],

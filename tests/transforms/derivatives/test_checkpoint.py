@@ -621,11 +621,11 @@ def test_torchs_own_checkpoint_nests_with_ours() -> None:
 # Refusals
 
 CHOICES = (
-    "one of everything_saveable, nothing_saveable, dots_saveable, checkpoint_dots, "
+    "everything_saveable, nothing_saveable, dots_saveable, checkpoint_dots, "
     "dots_with_no_batch_dims_saveable, "
     "checkpoint_dots_with_no_batch_dims; save_only_these_names, "
-    "save_anything_except_these_names, save_any_names_but_these, "
-    "with names; save_from_both_policies, of two"
+    "save_anything_except_these_names, save_any_names_but_these "
+    "with names; or save_from_both_policies of two policies"
 )
 BAD: dict[str, tuple[Callable[[], Any], type[sf.ShardError], str]] = {
     "unknown": (

@@ -75,7 +75,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "fwd returns no pair": (
         lambda: sf.grad(lambda x: with_rule(lambda x: x * 2, lambda r, g: (g,))(x).sum())(X),
         sf.TreeError,
-        "custom_vjp(<lambda>): fwd returns something else\n  needed: (result, residuals)",
+        "custom_vjp(<lambda>): fwd returns a result of another form\n  needed: (result, residuals)",
     ),
     "fwd returns another result": (
         lambda: sf.grad(lambda x: with_rule(lambda x: (x[0], x), lambda r, g: (g,))(x).sum())(X),
@@ -87,7 +87,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "bwd returns no tuple": (
         lambda: sf.grad(lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: g)(x).sum())(X),
         sf.TreeError,
-        "custom_vjp(<lambda>): bwd returns something else\n  needed: a tuple of 1 cotangents",
+        "custom_vjp(<lambda>): bwd returns a result of another form\n"
+        "  needed: a tuple of 1 cotangents",
     ),
     "bwd returns another shape": (
         lambda: sf.grad(lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: (g[0],))(x).sum())(
@@ -104,13 +105,13 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         sf.CaptureError,
         "custom_vjp(doubled): it has a rule for reverse mode only, and is differentiated "
         "in forward mode\n"
-        "  try: custom_jvp, whose rule serves both modes",
+        "  try: use sf.custom_jvp, whose rule serves both modes",
     ),
     "a closed-over value that is differentiated": (
         lambda: sf.grad(closing_over)(X),
         sf.CaptureError,
         "custom_vjp(<lambda>): it closes over a value that is differentiated\n"
-        "  try: pass it as an argument, for which the rule gives a derivative",
+        "  try: pass the value as an argument, and give its derivative in the rule",
     ),
 }
 

@@ -48,7 +48,7 @@ def test_in_code_of_uneven_ranks_a_closed_over_tensor_is_named_with_its_line_and
         text = (
             "jit(fn): it closes over w, which requires grad: its gradient would be lost\n"
             "  at: HERE\n"
-            "  needed: tensors that need no gradient, or arguments\n"
+            "  needed: closed-over tensors that need no gradient\n"
             "  try: pass it as an argument and differentiate inside with sf.grad; or "
             ".detach() constants; "
             "or call it under torch.no_grad()"
@@ -195,7 +195,7 @@ def test_hooks_that_a_pure_function_cannot_call_are_refused() -> None:
     assert said(sf.functionalize, after) == (
         "functionalize(Linear), parameter weight: it has a post-accumulate-grad hook, "
         "and a pure function accumulates no .grad\n"
-        "  needed: hooks of one gradient\n"
+        "  needed: hooks of a single gradient\n"
         "  try: p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
     )
     assert "parameter weight: it has a hook of several tensors" in said(sf.functionalize, several)

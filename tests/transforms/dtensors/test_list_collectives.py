@@ -28,25 +28,25 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: dist.all_gather(outputs((4, 2)), x),
         """torch.distributed.all_gather: tensor_list has 1 elements
   needed: 2
-  try: one for each rank of the group, or for each tensor""",
+  try: pass one for each rank of the group, or for each tensor""",
     ),
     "outputs of another shape": (
         lambda x: dist.all_gather(outputs((4, 2), (8,)), x),
         """torch.distributed.all_gather: tensor_list[1] has shape (8,), torch.float32
   needed: shape (4, 2), torch.float32, since all ranks share one program
-  try: tensors of equal size, padded""",
+  try: pad the tensors to equal size""",
     ),
     "inputs of two shapes": (
         lambda x: dist.reduce_scatter(x * 1, [x, x[:2]]),
         """torch.distributed.reduce_scatter: input_list[1] has shape (2, 2), torch.float32
   needed: shape (4, 2), torch.float32, since all ranks share one program
-  try: tensors of equal size, padded""",
+  try: pad the tensors to equal size""",
     ),
     "parts of two shapes": (
         lambda x: dist.all_to_all(outputs((1, 2), (3, 2)), [x[:1], x[1:]]),
         """torch.distributed.all_to_all: input_tensor_list[1] has shape (3, 2), torch.float32
   needed: shape (1, 2), torch.float32, since all ranks share one program
-  try: tensors of equal size, padded""",
+  try: pad the tensors to equal size""",
     ),
     "a list on one rank": (
         lambda x: dist.gather(x, outputs((4, 2), (4, 2)), 0),

@@ -45,7 +45,7 @@ def test_shards_of_different_sizes_are_refused_by_path(mesh: Any) -> None:
     with pytest.raises(sf.PlacementError) as caught:
         sf.jit(lambda w: w["w"].full_tensor())({"w": d})
     assert caught.value.arg_path == "w['w']"
-    assert "a part of the mesh, (tp=2), in shards of different sizes" in str(caught.value)
+    assert "a part of the mesh, (tp=2), has shards of different sizes" in str(caught.value)
 
 
 def test_parts_and_the_whole_mesh_keep_apart(mesh: Any) -> None:
@@ -131,5 +131,5 @@ def test_a_closed_over_one_in_uneven_shards_is_refused(mesh: Any) -> None:
         sf.jit(lambda x: d.full_tensor() + x)(X)
     text = str(caught.value)
     assert text.startswith("a DTensor that the function closes over: a DTensor on a part")
-    assert "(tp=2), in shards of different sizes" in text
+    assert "(tp=2), has shards of different sizes" in text
     assert "test_submesh_dtensors.py" in text

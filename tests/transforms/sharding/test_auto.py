@@ -231,7 +231,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "memory without auto": (
         lambda mesh: sf.shard(torch.sin, mesh, P("dp"), memory="1GiB"),
         "shard(sin), memory: in_placements has no sf.auto, so nothing is chosen under the limit\n"
-        "  try: in_placements=sf.auto, or no memory= and a look at lowered.memory",
+        "  try: use in_placements=sf.auto, or leave out memory= and read lowered.memory",
     ),
     "memory of no size": (
         lambda mesh: sf.shard(torch.sin, mesh, sf.auto, memory="much"),
@@ -272,9 +272,9 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda mesh: sf.shard(both, mesh, (sf.auto, P("dp"), P(None, "dp"), P()))(
             *([{"up": torch.ones(4, 4), "down": torch.ones(4, 4)}] * 3), X
         ),
-        "shard(both), argument p['up']: sf.auto follows its state, which is placed in several "
-        "ways\n  m['up'] is Shard(dim=0) on dp\n  n['up'] is Shard(dim=1) on dp\n"
-        "  try: one placement for all of them, or sf.auto for all",
+        "shard(both), argument p['up']: sf.auto follows its state, which has several "
+        "placements\n  m['up'] is Shard(dim=0) on dp\n  n['up'] is Shard(dim=1) on dp\n"
+        "  try: give one placement to all of them, or sf.auto to all",
     ),
 }
 

@@ -188,7 +188,7 @@ def test_a_layer_of_two_paths_has_one_placement() -> None:
     assert str(error.value) == (
         "pin: inputs['1'] is pinned to (P('dp'),), and to (P(None, 'tp'),)\n"
         "  needed: one placement for each value\n"
-        "  try: remove() of the earlier pins, or patterns without these layers"
+        "  try: call remove() of the earlier pins, or use patterns without these layers"
     )
     assert not shared._forward_pre_hooks
     sf.pin(net, inputs={"0": SPLIT[0], "1": SPLIT[:1]}).remove()

@@ -200,7 +200,7 @@ def test_a_compiled_program_runs_its_own_signature_and_refuses_another(mesh: Any
         compiled(torch.ones(5, 2))
     text = str(error.value).split("\n")
     assert text[:2] == [
-        "compiled shard(double): other arguments",
+        "compiled shard(double): the arguments differ from the compiled ones",
         "  x: (5, 2) torch.float32, the program is for (6, 2) torch.float32",
     ]
     fix = "  try: call the transformed function itself, which stages each signature"

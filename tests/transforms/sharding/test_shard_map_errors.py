@@ -78,13 +78,13 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             lambda x: sf.psum(sf.vmap(lambda x: sf.psum(x, "i"), axis_name="i")(x).sum(), "i")
         )(X),
         sf.CaptureError,
-        """psum over 'i': it is outside of any shard_map, and no axis is bound
+        """psum over 'i': it is outside of any shard_map, so no axis name is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a collective outside any mesh": (
         lambda: sf.psum(X, "dp"),
         sf.CaptureError,
-        """psum over 'dp': it is outside of any shard_map, and no axis is bound
+        """psum over 'dp': it is outside of any shard_map, so no axis name is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a collective in shard alone": (
@@ -92,7 +92,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             X
         ),
         sf.CaptureError,
-        """psum over 'dp': it is outside of any shard_map, and no axis is bound
+        """psum over 'dp': it is outside of any shard_map, so no axis name is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a name twice": (
@@ -290,9 +290,9 @@ can be Partial
             lambda x: torch.cond(x.sum() > 0, lambda x: sf.psum(x, "dp"), lambda x: x * 1, (x,))
         )(X),
         sf.CaptureError,
-        """cond: psum inside it, and its condition varies over dp
-  try: the collective before or after it, or a condition that is \
-invariant over dp: psum or pmax it""",
+        """cond: it calls psum, and its condition varies over dp
+  try: call the collective before or after it, or make the condition \
+invariant over dp by psum or pmax""",
     ),
     "a collective inside an op that calls its graph once for each element": (
         lambda: mapped(
@@ -301,8 +301,8 @@ invariant over dp: psum or pmax it""",
             )
         )(X),
         sf.CaptureError,
-        """shard_map(<lambda>): psum inside the higher-order op flex_attention
-  try: the collective before or after it, or a Python loop""",
+        """shard_map(<lambda>): it calls psum inside the op flex_attention
+  try: call the collective before or after it, or use a Python loop""",
     ),
     "an argument on a stage": (
         lambda: mapped(fn, P("dp", tp=1))(X),

@@ -239,10 +239,10 @@ def test_a_collective_where_ranks_choose_apart_is_refused() -> None:
     with sf.fake_world(2), pytest.raises(sf.CaptureError) as error:
         sf.shard(fn, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten")(W, XS)
     first, _, fix = str(error.value).splitlines()
-    assert first == "cond: psum inside it, and its condition varies over a"
+    assert first == "cond: it calls psum, and its condition varies over a"
     assert fix == (
-        "  try: the collective before or after it, or a condition that is invariant "
-        "over a: psum or pmax it"
+        "  try: call the collective before or after it, or make the condition invariant "
+        "over a by psum or pmax"
     )
 
 

@@ -40,7 +40,7 @@ def check(
         name,
         problem,
         needed=f"{called.__name__}({_parameters(signature)})",
-        fix=f"the arguments of {name}, by these names",
+        fix=f"pass the arguments of {name} by these names",
     )
 
 
