@@ -380,9 +380,9 @@ a Quantized(numbers, scale; {'bits': 2}) in another
                 (torch.tensor(0), Quantized(n, s, 4)),
             )
         )(Q.numbers, Q.scale),
-        """while_loop: its results are a plain tensor, a Quantized(numbers, scale; {'bits': 4}), \
-and in the other case a plain tensor, a Quantized(numbers, scale; {'bits': 2})
-  try: results of the same class in all cases""",
+        """while_loop: its results are a plain tensor, a Quantized(numbers, scale; {'bits': 4}) \
+in one case, and a plain tensor, a Quantized(numbers, scale; {'bits': 2}) in another
+  try: return results of the same class in all cases""",
     ),
     "a gradient that would be lost": (
         lambda: sf.jit(wave)(Pair(A, B).requires_grad_()),

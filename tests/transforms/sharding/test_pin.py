@@ -134,7 +134,8 @@ WRONG: list[tuple[Any, Any, type[Exception], str]] = [
         None,
         None,
         sf.TreeError,
-        "pin: neither outputs nor inputs\n  try: sf.pin(module, {'layers.*.mlp': P('dp', 'tp')})",
+        "pin: neither outputs nor inputs is given\n"
+        "  try: sf.pin(module, {'layers.*.mlp': P('dp', 'tp')})",
     ),
 ]
 
