@@ -220,7 +220,8 @@ class ArgumentPlacements:
     """The placements of the arguments of a call.
 
     Args:
-        in_placements: a placement for each leaf of the positional arguments, for `shard`.
+        in_placements: a placement for each leaf of the arguments, for `shard`: a tuple, or a dict
+            by name for a call with keywords.
         table: the same by path, which prints as a table.
 
     Example:
@@ -235,11 +236,14 @@ class ArgumentPlacements:
         1 tensors on (dp=4): 96 B, 24 B a rank
     """
 
-    in_placements: tuple[Any, ...]
+    in_placements: tuple[Any, ...] | dict[str, Any]
     table: Placements
 
     def text(self) -> str:
         """The placements as Python. One stands for a subtree of equal ones."""
+        if isinstance(self.in_placements, dict):
+            rows = [f"{name!r}: {_text(part)}" for name, part in self.in_placements.items()]
+            return f"{{{', '.join(rows)}}}"
         parts = [_text(part) for part in self.in_placements]
         comma = "," if len(parts) == 1 else ""
         return f"({', '.join(parts)}{comma})"
@@ -291,9 +295,29 @@ def argument_placements(placed: Placed) -> ArgumentPlacements:
         specs[i] = spec_of(marks, len(aval.shape), placed.axes)
         flat[path] = specs[i]
         leaves.append(Leaf(path, aval.shape, aval.dtype, (path,)))
-    args, _ = _tree.unflatten(placed.treedef, specs)
+    args, kwargs = _tree.unflatten(placed.treedef, specs)
     table = Placements(flat, leaves, placed.axes)
-    return ArgumentPlacements(tuple(args), table)
+    if not kwargs:
+        return ArgumentPlacements(tuple(args), table)
+    return ArgumentPlacements({**_by_name(args, placed), **kwargs}, table)
+
+
+def _by_name(args: Sequence[Any], placed: Placed) -> dict[str, Any]:
+    """The placements of positional arguments by the names of their parameters; those of `*args`
+    as a tuple. An argument without leaves needs none.
+    """
+    parts: dict[str, Any] = {}
+    starred: dict[str, dict[int, Any]] = {}
+    for path, way in zip(placed.paths, placed.treedef.accessors(), strict=True):
+        is_keyword, argument = way.path[:2]
+        if is_keyword:
+            continue
+        name, bracket, _ = path.removesuffix(way[2:].codify("")).partition("[")
+        if bracket:
+            starred.setdefault(name, {})[argument] = args[argument]
+        else:
+            parts[name] = args[argument]
+    return parts | {name: tuple(rows.values()) for name, rows in starred.items()}
 
 
 def _text(part: Any) -> str:

@@ -149,3 +149,35 @@ def test_the_table_has_a_row_for_each_argument() -> None:
         "x",
     ]
     assert lines[-1] == "4 tensors on (dp=2): 144 B, 88 B a rank"
+
+
+def with_keywords(x, *more, tree=None, k, **rest):
+    return x + k + sum(more) + sum(rest.values()) + (0 if tree is None else tree["a"][0])
+
+
+CALLS = {
+    "a keyword": ((X,), {"k": X}, "{'x': P('dp'), 'k': P()}"),
+    "others": (
+        (X, X, X),
+        {"k": X, "z": X},
+        "{'x': P('dp'), 'more': (P('dp'), P()), 'k': P(), 'z': P()}",
+    ),
+    "a tree": (
+        (X,),
+        {"tree": {"a": [X, 3]}, "k": X},
+        "{'x': P('dp'), 'k': P(), 'tree': {'a': [P('dp'), None]}}",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_text_of_a_call_with_keywords_names_each_argument(call: str) -> None:
+    args, kwargs, text = CALLS[call]
+    given = {"x": P("dp"), "more": (P("dp"), P())[: len(args) - 1], "tree": P("dp")}
+    given = {name: part for name, part in given.items() if name in text}
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        found = sf.shard(with_keywords, mesh, given).lower(*args, **kwargs).placements
+        assert eval(found.text()) == eval(text)
+        again = sf.shard(with_keywords, mesh, eval(found.text())).lower(*args, **kwargs)
+        assert str(again.placements) == str(found)

@@ -57,6 +57,20 @@ class SimulatedDTensor(DTensor):
             raise ShardError.of("a DTensor", got, fix=fix)
         return format(self.item(), form)
 
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        """Refuse what torch's DTensor has not either, with what to write instead."""
+        raise _without_array(self, "numpy")
+
+    def tolist(self) -> Any:
+        """Refuse what torch's DTensor has not either, with what to write instead."""
+        raise _without_array(self, "tolist")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise _without_array(self, "__array__")
+
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
+        raise _without_array(self, "__dlpack__")
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(is_own, _tree.leaves((args, kwargs or {})))):
@@ -114,6 +128,18 @@ class SimulatedDTensor(DTensor):
 
     def _method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return _eager(f"{name} of a DTensor").method(name, self, args, kwargs)
+
+
+def _without_array(x: SimulatedDTensor, method: str) -> ShardError:
+    """The error for a DTensor that is read as an array. torch's DTensor cannot be read so, and has
+    no memory for dlpack: a script would fail on real ranks.
+    """
+    read = "tolist" if method == "tolist" else "numpy"
+    fix = f"sf.full(x).detach().{read}()"
+    if x.numel() == 1:
+        fix = f"x.item(), or {fix}"
+    got = f"{method}() of a DTensor, which torch has for plain tensors alone"
+    return ShardError.of("a DTensor", got, fix=fix)
 
 
 def _lines_of_ranks(shards: Sequence[torch.Tensor], mesh: Any) -> list[str]:

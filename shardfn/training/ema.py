@@ -9,7 +9,10 @@ import torch
 
 from .. import _compat, _tree, tree_pairs
 from ..accepted import accept
+from ..types import ShapeDtype
 from .optim import checks
+from .optim.optimizer import is_captured
+from .optim.trees import as_shapes, has_shapes
 
 
 @attrs.define(slots=False)
@@ -24,7 +27,8 @@ class Ema:
         """The state before the first update.
 
         Args:
-            params: a pytree of floating or complex tensors.
+            params: a pytree of floating or complex tensors; or of ShapeDtypes, for the state as
+                ShapeDtypes.
 
         Returns:
             `{"count": 0-d int64, "average": a tree like params}`: the parameters, or zeros for
@@ -37,6 +41,9 @@ class Ema:
             >>> sf.ema(0.9).init({"w": torch.ones(2)})["average"]
             {'w': tensor([1., 1.])}
         """
+        if not is_captured() and has_shapes(params):
+            count = ShapeDtype((), torch.int64)
+            return {"count": count, "average": as_shapes(params)}
         leaves = _tree.tensors(params)
         checks.check_averaged(len(leaves))
         first = [x * 0 if self.debias else x.clone() for x in leaves]

@@ -7,6 +7,7 @@ import pickle
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ranks import run_ranks
@@ -247,3 +248,28 @@ def test_the_repr_of_many_different_ones_says_how_many_are_left() -> None:
         x = sf.distribute(torch.arange(20), sf.make_mesh((20,), ("dp",)), sf.P("dp"))
     lines = repr(x).split("\n")
     assert lines[1] == "  rank 0: tensor([0])" and lines[-1] == "  and 4 more ranks)"
+
+
+ARRAYS: dict[str, Any] = {
+    "numpy": lambda x: x.numpy(),
+    "numpy of a copy": lambda x: x.detach().cpu().numpy(),
+    "tolist": lambda x: x.tolist(),
+    "asarray": np.asarray,
+    "from_dlpack": np.from_dlpack,
+}
+
+
+@pytest.mark.parametrize("read", ARRAYS)
+def test_a_dtensor_that_is_read_as_an_array_says_what_to_write(read: str) -> None:
+    x = torch.arange(6.0, requires_grad=True)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        run = lambda f, out: sf.shard(f, mesh, P("dp"), out_placements=out, backend="aten")(x)
+        for f, out in ((torch.mean, P()), (torch.sin, P()), (torch.sin, P("dp"))):
+            got, wanted = run(f, out), f(x).detach().numpy()
+            with pytest.raises(sf.ShardError, match="of a DTensor, which torch has for plain") as e:
+                ARRAYS[read](got.detach())
+            fix = str(e.value.fix).rpartition("or ")[2]
+            np.testing.assert_allclose(np.array(eval(fix, {"sf": sf, "x": got})), wanted)
+            if got.numel() == 1:
+                assert "x.item()" in str(e.value.fix) and float(got.detach()) == wanted

@@ -59,3 +59,14 @@ def test_errors_name_what_does_not_fit(call: Any, text: str) -> None:
     with pytest.raises(sf.ShardError) as caught:
         call()
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_the_state_of_shapes_has_the_shapes_of_the_state(debias: bool) -> None:
+    ema = sf.ema(0.9, debias=debias)
+    tree = {"w": torch.ones(3, 2), "rest": [torch.ones(5, dtype=torch.bfloat16), 3]}
+    shape = lambda x: sf.ShapeDtype(tuple(x.shape), x.dtype) if torch.is_tensor(x) else x
+    shapes = sf.tree_map(shape, tree)
+    assert ema.init(shapes) == sf.tree_map(shape, ema.init(tree))
+    mixed = {**shapes, "w": tree["w"]}
+    assert ema.init(mixed) == ema.init(shapes)

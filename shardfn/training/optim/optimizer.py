@@ -9,13 +9,12 @@ import torch
 
 from ... import _compat, _tree
 from ...accepted import accept
-from ...types import ShapeDtype
 from . import checks
 from .placed import placed_like
 from .recipe import Recipe
 from .schedule import Schedule
 from .step import Step
-from .trees import beside, described, dotted_paths, has_shapes, without_values
+from .trees import as_shapes, beside, described, dotted_paths, has_shapes, without_values
 
 State = dict[str, dict[str, torch.Tensor]]
 BESIDE = ("the gradients", "the parameters")
@@ -90,8 +89,7 @@ class Optim:
         """The shapes of the state before the first step."""
         paths, shapes = dotted_paths(params), described(_tree.tensors(params))
         self.checked(paths, shapes, shapes, [], list(options))
-        as_shape = lambda x: ShapeDtype(tuple(x.shape), x.dtype)
-        return _tree.tree_map(as_shape, self.step.shapes(paths, shapes))
+        return as_shapes(self.step.shapes(paths, shapes))
 
     @_compat.read_by_dynamo
     def update(self, params: Any, grads: Any, state: State, **options: Any) -> tuple[Any, State]:

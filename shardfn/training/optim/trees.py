@@ -54,6 +54,12 @@ def has_shapes(tree: Any) -> bool:
     return any(isinstance(x, ShapeDtype) for x in _tree.leaves(tree))
 
 
+def as_shapes(tree: Any) -> Any:
+    """A tree with a ShapeDtype for each tensor."""
+    made = lambda x: ShapeDtype(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x
+    return _tree.tree_map(made, tree)
+
+
 def without_values(tree: Any) -> Any:
     """A tree with a tensor of the meta device for each tensor and each ShapeDtype."""
 

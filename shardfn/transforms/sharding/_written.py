@@ -18,7 +18,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from ... import _compat
 from ...capture.closure.closed_over_tensors import modules_of
 from ...capture.modules.module_copies import computed_by_hooks
-from ...errors import TreeError
+from ...errors import CaptureError, TreeError
 from ...ops.placement import REDISTRIBUTE
 from ...placement import P
 from ...runtime import Needs, Request, Traced, attempt, call, trace
@@ -105,6 +105,7 @@ class Writes:
         places, stores, request = before = self.requests.get(self.modes(), ((), (), asked))
         made.enter_context(without_stored(stores))
         out = needs if needs is not None else attempt(stage, request, args, kwargs)
+        refusal: Exception | None = None
         while isinstance(out, Needs):
             made.enter_context(_compat.made_or_not(out.error))
             if new := self.new_stores(out.places, stores):
@@ -112,6 +113,8 @@ class Writes:
                 made.enter_context(without_stored(new))
                 request = writing(asked, places, weights, stores)
                 refuse_untraceable(request, args, kwargs, out.error)
+                refuse_reads(request, asked, places, weights, stores, args, kwargs, out.error)
+                refusal = out.error
                 out = attempt(stage, request, args, kwargs)
                 continue
             every = self.places() if out.may_write else places
@@ -124,6 +127,8 @@ class Writes:
             # a buffer that takes its own value again does not count as written to
             places = every if set(few) == set(places) else few
             request = writing(asked, places, weights, stores)
+            if refusal is not None:
+                refuse_reads(request, asked, places, weights, stores, args, kwargs, refusal)
             out = attempt(stage, request, args, kwargs)
         if request is not before[2]:
             self.requests[self.modes()] = places, stores, request
@@ -160,11 +165,24 @@ class Writes:
         return needs if are_read(traced, few) else few
 
 
-def writing(asked: Request, places: Places, weights: Weights, stores: Stores) -> Request:
+def writing(
+    asked: Request,
+    places: Places,
+    weights: Weights,
+    stores: Stores,
+    before: torch.Tensor | None = None,
+) -> Request:
     """A request for a function as one that also returns what it stores, and the values of buffers
     after it.
+
+    Args:
+        asked: the function's own request.
+        places: the buffers.
+        weights: what hooks compute.
+        stores: the places that the function stores values in.
+        before: what they hold before the function runs, if anything.
     """
-    fn = _returning(asked.fn, places, weights, stores)
+    fn = _returning(asked.fn, places, weights, stores, before)
     result = (asked.out_placements, None) if stores else asked.out_placements
     out = (result, P()) if asked.needs_mesh else None
     around = Around(_as_they_are, lambda out: written(places, stores, out))
@@ -180,7 +198,11 @@ def _as_they_are(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _returning(
-    fn: Callable[..., Any], places: Places, weights: Weights, stores: Stores
+    fn: Callable[..., Any],
+    places: Places,
+    weights: Weights,
+    stores: Stores,
+    poison: torch.Tensor | None,
 ) -> Callable[..., Any]:
     tables = [(_compat.buffers_of(module), name) for module, name in places]
     attributes = [(owner, name) for owner, kind, name in stores if kind == "attr"]
@@ -191,6 +213,11 @@ def _returning(
         before = [buffers[name] for buffers, name in tables]
         for buffers, name in tables:
             buffers[name] = buffers[name].detach().clone()
+        if poison is not None:
+            for owner, name in attributes:
+                setattr(owner, name, poison)
+            for owner, name in items:
+                owner[name] = poison
         out = fn(*args, **kwargs)
         after = [buffers[name].detach() for buffers, name in tables]
         for (buffers, name), x in zip(tables, before, strict=True):
@@ -199,14 +226,16 @@ def _returning(
             delattr(module, name)
         stored = []
         for owner, name in attributes:
-            is_stored = name in owner.__dict__
+            is_there = name in owner.__dict__
+            is_stored = is_there and getattr(owner, name) is not poison
             stored.append((is_stored, getattr(owner, name) if is_stored else None))
-            if is_stored:
+            if is_there:
                 delattr(owner, name)
         for owner, name in items:
-            is_stored = name in owner
+            is_there = name in owner
+            is_stored = is_there and owner[name] is not poison
             stored.append((is_stored, owner[name] if is_stored else None))
-            if is_stored:
+            if is_there:
                 del owner[name]
         return ((out, stored) if stores else out), after
 
@@ -226,6 +255,52 @@ def refuse_untraceable(request: Request, args: Any, kwargs: Any, error: Exceptio
         raise error from None
     if isinstance(out, Needs) and not (out.may_write or out.is_of_ranks or out.has_own_sizes):
         raise error
+
+
+def refuse_reads(
+    request: Request,
+    asked: Request,
+    places: Places,
+    weights: Weights,
+    stores: Stores,
+    args: Any,
+    kwargs: Any,
+    error: Exception,
+) -> None:
+    """Refuse a function that asks whether the call before has stored something. Its program is
+    another one where there is something.
+
+    Raises:
+        CaptureError: it asks. The line is that of the given refusal.
+    """
+    first = attempt(trace, request, args, kwargs)
+    if isinstance(first, Needs):
+        return
+    filled = writing(asked, places, weights, stores, torch.zeros(()))
+    try:
+        second = attempt(trace, filled, args, kwargs)
+    except Exception:
+        second = None
+    if not isinstance(second, Traced) or _code(first) != _code(second):
+        named = ", ".join(_place_text(place) for place in stores)
+        raise CaptureError.of(
+            request.name,
+            f"it reads what an earlier call has stored: {named}",
+            needed="one pure graph of tensor ops",
+            fix="return the value, and pass it to the next call",
+            source=getattr(error, "source", None),
+        ) from None
+
+
+def _place_text(place: _compat.Place) -> str:
+    """A place as its owner's class and its name."""
+    owner, kind, name = place
+    return f"{type(owner).__name__}" + (f".{name}" if kind == "attr" else f"[{name!r}]")
+
+
+def _code(traced: Traced) -> tuple[str, int]:
+    """The code of a program, and the number of tensors that it closes over."""
+    return traced.program.graph.code, len(traced.captured.closed_over)
 
 
 def _is_among(place: _compat.Place, stores: Stores) -> bool:

@@ -381,3 +381,61 @@ def test_what_cannot_be_a_result_is_refused_and_left_as_it_was(way: str) -> None
     with pytest.raises(sf.CaptureError, match="changes something outside"):
         fn(x)
     assert net.__dict__ == before
+
+
+class Cached(nn.Module):
+    """A value that the first call stores, or one that grows, by a test of presence."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.seen, self.norm = way, {}, nn.BatchNorm1d(3, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, seen = self.norm(x), self.seen
+        match self.way:
+            case "hasattr":
+                if not hasattr(self, "last"):
+                    self.last = 2 * x
+                return x + self.last
+            case "getattr":
+                before = getattr(self, "last", None)
+                self.last = x if before is None else before + x
+                return self.last
+            case "__dict__":
+                self.last = x if "last" not in self.__dict__ else self.last + x
+                return self.last
+            case "in":
+                seen["x"] = seen["x"] + x if "x" in seen else x
+            case "get":
+                before = seen.get("x")
+                seen["x"] = x if before is None else before + x
+            case "len":
+                seen["x"] = x + len(seen)
+            case "items":
+                seen["x"] = x + sum(seen.values())
+            case "setdefault":
+                seen.setdefault("x", x)
+            case "pop":
+                seen["x"] = x + seen.pop("x", 0)
+            case "truth":
+                seen["x"] = x + 1 if seen else x
+            case "a new key":
+                seen[f"x{len(seen)}"] = x
+        return sum(seen.values())
+
+
+ASKS = ["hasattr", "getattr", "__dict__", "in", "get", "len", "items", "setdefault", "pop"]
+ASKS += ["truth", "a new key"]
+
+
+@pytest.mark.parametrize("way", ASKS)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_function_that_asks_whether_something_is_stored_is_refused(way: str, mode: str) -> None:
+    net = Cached(way).train(mode == "train")
+    x = torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(sf.CaptureError, match="it reads what an earlier call has stored: ") as got:
+        sf.jit(net, backend="aten")(x)
+    assert got.value.fix == "return the value, and pass it to the next call"
+    assert not hasattr(net, "last") and not net.seen
+    with simulated(dp=2) as mesh, pytest.raises(sf.CaptureError, match="an earlier call"):
+        sf.shard(net, mesh, P("dp"))(x)
