@@ -211,6 +211,7 @@ ELSEWHERE = {
     "_retrace.explain_retrace": "called outside of a trace",
     "_written._check": "called after a call",
     "_written.refuse_untraceable": "called where a call is staged",
+    "_written.refuse_reads": "called where a call is staged",
     "_budget.explain": "called outside of a trace",
     "_budget.assert_comms": "called outside of a trace",
     "_auto._refuse_stages": "called when placements are chosen, after the trace",
