@@ -72,6 +72,7 @@ from .distributed.stores import (
     world_store,
 )
 from .distributed.strided_shards import is_in_order, span
+from .dynamo.argument_facts import READS_ARGUMENT, Asked, Facts, have_facts, stand_in
 from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import FUNCTION, Itself, Read, read_of_code
@@ -239,7 +240,11 @@ __all__ = [
     "with_uses",
     "keep_effects",
     "Traced",
+    "Asked",
     "Delayed",
+    "Facts",
+    "have_facts",
+    "stand_in",
     "SHOWS",
     "ASKS_RANK",
     "CACHE_DIR",
@@ -265,6 +270,7 @@ __all__ = [
     "ORDINARY",
     "OpOverload",
     "PATCHES",
+    "READS_ARGUMENT",
     "READS_CONTEXT",
     "READS_GENERATOR",
     "Read",

@@ -26,6 +26,7 @@ from .distributed import (
     stores,
 )
 from .dynamo import (
+    argument_facts,
     generators,
     guards,
     lazy,
@@ -205,6 +206,17 @@ READING = (  # a captured function, by Dynamo
             TENSOR_ATTRIBUTE: reading.fresh,
             VARIABLES + "TensorVariable.unpack_var_sequence": reading.fresh,
             VARIABLES + "TensorVariable.call_method": reading.fresh_or_random,
+        },
+    ),
+    Patch(
+        what="facts of arguments",
+        why="Dynamo reads fake tensors, which have not the identity of the arguments",
+        lost="id(x) and `x is y` would tell one tensor that is given twice from itself",
+        on_missing=DEGRADE,
+        calls={
+            VARIABLES + "BuiltinVariable.call_function": argument_facts.identified,
+            VARIABLES + "TensorVariable.hash_impl": argument_facts.hashed,
+            VARIABLES + "BuiltinVariable._comparison_with_tensor": argument_facts.compared,
         },
     ),
     Patch(

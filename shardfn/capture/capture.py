@@ -60,6 +60,8 @@ class Captured:
     template: Template | None = None
     # why the sizes of dynamic dims are constants of it
     fixed: str = ""
+    # what the function has asked of its argument tensors, and what they answered
+    facts: _compat.Facts = ()
     # of the code of a rank with sizes of its own: the local shapes that the program depends on,
     # and what is to be compared with that of other ranks
     cuts: tuple[Any, ...] = ()
@@ -133,7 +135,7 @@ def capture_again(template: Template, arguments: Arguments, settings: Settings) 
         found = _captured(reading, inputs, user_fn, settings.gradients)
     except Exception:
         return None
-    return attrs.evolve(found, template=template)
+    return attrs.evolve(found, template=template, facts=template.facts)
 
 
 class Given(NamedTuple):
@@ -306,7 +308,8 @@ def _read(
         fns = fn, given.user_fn
         names = inputs.tensor_names
         dynamic = settings.dynamic
-        template = Template(python, sizes, dynamic, names, reads, state.names, fns)
+        facts = inputs.asked.facts()
+        template = Template(python, sizes, dynamic, names, reads, state.names, fns, facts)
     derivative = state.recorded.derivative
     return Reading(*flat, state.names, reads, derivative, template, traits)
 
@@ -346,7 +349,9 @@ def _captured(
         out = out.beside(gradients)
     program = program_of(inputs.name, graph, in_paths, out)
     found = Captured(program, outside, *names.meshes, reads, memory, derivative)
-    return attrs.evolve(found, cuts=tuple(names.cuts), traits=traits)
+    facts = inputs.asked.facts()
+    inputs.asked.leaves = ()  # a fake tensor of the graph keeps no argument alive
+    return attrs.evolve(found, cuts=tuple(names.cuts), traits=traits, facts=facts)
 
 
 def _reads(

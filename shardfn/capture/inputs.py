@@ -74,6 +74,7 @@ class Inputs(NamedTuple):
     paths: Sequence[str]  # of the leaves
     positional: Any  # (args, kwargs), of fake tensors, with a row in place of each object
     objects: Any  # how `container_objects.remade_tree` makes these objects
+    asked: _compat.Asked  # what the function has asked of its tensors
 
     @property
     def tensor_paths(self) -> list[str]:
@@ -95,7 +96,11 @@ def inputs_like(
     places = [i for i, x in enumerate(fakes) if isinstance(x, torch.Tensor)]
     opened = container_objects.opened_tree(_tree.unflatten(arguments.treedef, fakes))
     tensors = [fakes[i] for i in places]
-    return Inputs(name, leaves, fakes, tensors, {i: paths[i] for i in places}, paths, *opened)
+    asked = _compat.Asked(leaves)
+    for i in places:
+        _compat.stand_in(fakes[i], asked, i)
+    names = {i: paths[i] for i in places}
+    return Inputs(name, leaves, fakes, tensors, names, paths, *opened, asked)
 
 
 def _fake(mode: _compat.FakeTensorMode, leaf: Any, device: str) -> Any:

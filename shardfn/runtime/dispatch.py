@@ -195,6 +195,7 @@ def _stage(request: Request, given: Taken, key: list[Any], mesh: Any) -> Entry:
         outside=outside if outside.holders else None,
         template=captured.template,
         fixed=captured.fixed,
+        facts=captured.facts,
         tensors=None if is_all else placed.tensors,
         suspects=suspects,
         followed=_followed([leaves[i] for i in placed.tensors] + suspects),
@@ -258,6 +259,7 @@ class Entry:
     # the function as it was read for other sizes too, and why it could not be
     template: Template | None
     fixed: str
+    facts: _compat.Facts  # what the function has asked of its argument tensors
     tensors: tuple[int, ...] | None  # positions of the tensor leaves; None for all
     suspects: list[torch.Tensor]  # closed-over tensors that autograd may follow
     followed: tuple[bool, ...] | None  # which of both it follows; None for none
@@ -292,7 +294,7 @@ class Entry:
         """Build the check of `repeated`, for plain tensors and DTensors that autograd does not
         follow.
         """
-        if self.alike is not None or not leaves or self.suspects:
+        if self.alike is not None or not leaves or self.suspects or self.facts:
             return
         self.alike = self._check_of(leaves)
         if self.alike is None:
@@ -332,7 +334,11 @@ class Entry:
         )
 
     def follows(self, leaves: list[Any]) -> bool:
-        """Return whether autograd follows the same tensors as in this signature's first call."""
+        """Return whether autograd follows the same tensors as in this signature's first call, and
+        these answer what the function asks of them as they did.
+        """
+        if not _compat.have_facts(leaves, self.facts):
+            return False
         if not torch.is_grad_enabled():
             return self.followed is None
         flags = map(REQUIRES_GRAD, self.watched(leaves))

@@ -16,9 +16,9 @@ from unittest import mock
 import torch
 from torch.autograd import forward_ad
 
-from ...errors import ShardError, call_site
+from ...errors import ShardError, call_site, is_ours
 from ..tracing import has_tangent, in_dual_level, inside_transform, is_fake, read_by_dynamo
-from . import sizes
+from . import argument_facts, sizes
 from .guards import Read, outside_reads
 from .refused import refuse_attribute
 from .tensor_classes import holds_tensors
@@ -165,6 +165,7 @@ def faked(device: str, make_fake: Callable[..., Any], x: Any, *args: Any, **kwar
     with contextlib.nullcontext() if is_plain else _disable_current_modes():
         fake = make_fake(x, *args, **kwargs)
     sizes.note(x, fake)
+    argument_facts.pass_on(x, fake)
     if not isinstance(fake, torch.Tensor) or not fake.is_meta or not is_fake(fake):
         return fake
     with fake.fake_mode:
@@ -186,9 +187,15 @@ def fresh(read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: 
     from torch._dynamo.variables.base import VariableTracker
 
     fake = tensor.proxy.node.meta.get("example_value")
-    refuse_attribute(fake, args[0] if args else None)
-    if args and args[0] == "requires_grad" and _is_followed(tensor, tx):
+    name = args[0] if args else None
+    refuse_attribute(fake, name)
+    is_flag = name == "requires_grad"
+    if is_flag and (getattr(fake, "requires_grad", False) or _is_followed(tensor, tx)):
         return VariableTracker.build(tx, True)
+    if len(args) == 1 and not is_ours(tx.f_code.co_filename):
+        told = argument_facts.answer(fake, name)
+        if told is not NotImplemented:
+            return VariableTracker.build(tx, told)
     if tensor._size is not None and is_fake(fake):
         noted = tuple(tensor._size), tensor.stride
         if noted != (tuple(fake.shape), fake.stride()):
@@ -408,8 +415,8 @@ def is_substituted(table: dict[Any, Any], known: Callable[[Any], bool], fn: Any)
     """Patch Dynamo's check whether a function has a substitute; a pybind11 function has no hash."""
     if getattr(fn, "__hash__", None) is None:
         return False
-    is_ours = fn in table and any(fn is original for original in table)
-    return is_ours or known(fn)
+    is_in_table = fn in table and any(fn is original for original in table)
+    return is_in_table or known(fn)
 
 
 def substitutes(table: dict[Any, Any], known: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:

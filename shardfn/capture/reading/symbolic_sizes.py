@@ -38,6 +38,7 @@ class Template:
     scope: named.Scope
     # the function and the user's, which the capture closes over
     fns: tuple[Callable[..., Any], Callable[..., Any]]
+    facts: _compat.Facts  # what it has asked of its argument tensors
 
     def misfit(self, leaves: Sequence[Any]) -> str | None:
         """The condition on sizes that arguments break, in words; None if they keep all. None if

@@ -91,6 +91,12 @@ CAUSES = (
     ("of class `Generator`", *GENERATOR),  # of numpy
     ("of class `RandomState`", *GENERATOR),
     (
+        _compat.READS_ARGUMENT,
+        "it asks an argument for its .grad, for a tensor that the argument holds, or which tensor "
+        "it is, where one is given twice",
+        "that tensor as an argument of its own; a tensor that is given twice, once",
+    ),
+    (
         _compat.READS_CONTEXT,
         "it reads a context variable",
         "read it outside, and pass the value as an argument",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
+from ... import _compat
 from ...capture import Arguments, Captured, Settings, Template, capture, capture_again, raise_users
 from ...capture.rewrites import decompositions
 from ...mesh import axes_of, is_of_ended_world
@@ -37,7 +39,7 @@ def captured_for(request: Request, arguments: Arguments, placed: Placed) -> Capt
     rest = (*rest, request.rank, request.differing)
     signature = (*rest, placed.state), leaves
     for made in known:
-        if made.signature == signature and _is_for(made, placed):
+        if made.signature == signature and _is_for(made, placed, arguments.leaves):
             return made.captured
     settings = _settings(request, placed, undecomposed)
     captured = _replayed(request, known, signature, placed, arguments, settings)
@@ -83,7 +85,7 @@ def _replayed(
     """Replay Dynamo's graph of an earlier call of similar sizes, in place of reading the Python
     again.
     """
-    template = _template(known, signature, placed)
+    template = _template(known, signature, placed, arguments.leaves)
     if template is None:
         return None
     with stage("replay", request.name) as note:
@@ -102,7 +104,9 @@ def _leave_artefact(request: Request, captured: Captured) -> None:
     artefact("captured_program", request.name, lambda: program.show(program, full=True))
 
 
-def _template(known: list[Made], signature: Any, placed: Placed) -> Template | None:
+def _template(
+    known: list[Made], signature: Any, placed: Placed, given: Sequence[Any]
+) -> Template | None:
     """Find Dynamo's graph that was read for sizes like a call's."""
     rest, leaves = signature
     misfits: dict[int, str | None] = {}  # by template, which many captures share
@@ -114,7 +118,7 @@ def _template(known: list[Made], signature: Any, placed: Placed) -> Template | N
             continue
         if id(template) not in misfits:
             misfits[id(template)] = template.misfit(leaves)
-        if misfits[id(template)] is None and _is_for(made, placed):
+        if misfits[id(template)] is None and _is_for(made, placed, given):
             return template
     return None
 
@@ -164,7 +168,7 @@ class Made:
     captured: Captured
 
 
-def _is_for(made: Made, placed: Placed) -> bool:
+def _is_for(made: Made, placed: Placed, leaves: Sequence[Any] | None = None) -> bool:
     """Return whether the capture of one call is valid for another with the same signature.
 
     A capture with a shard_map inside depends on the names and sizes of the mesh. A function
@@ -175,6 +179,7 @@ def _is_for(made: Made, placed: Placed) -> bool:
         not captured.reads.same()
         or not captured.outside.is_known()
         or not captured.outside.is_unchanged()
+        or (leaves is not None and not _compat.have_facts(leaves, captured.facts))
     ):
         return False
     elsewhere = made.world is not placed.world or made.mesh is not placed.mesh

@@ -20,6 +20,8 @@ X = torch.arange(6.0, dtype=torch.float64)
 W = torch.ones(6, dtype=torch.float64)
 LEAF = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SETTING = contextvars.ContextVar("setting", default=1.0)
+WITH_GRADIENT = torch.ones(6, dtype=torch.float64)
+WITH_GRADIENT.grad = torch.ones(6, dtype=torch.float64)
 SPARSE = torch.eye(6, dtype=torch.float64).to_sparse()
 SEEN: dict[str, Any] = {}
 KEPT: list[Any] = []
@@ -138,6 +140,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "torch.Generator method": jit(lambda x: x * torch.default_generator.initial_seed()),
     "of class `Generator`": jit(lambda x: x * OF_NUMPY.random()),
     "of class `RandomState`": jit(lambda x: x * OLD.rand()),
+    _compat.READS_ARGUMENT: lambda: sf.jit(lambda x: x * x.grad, backend="aten")(WITH_GRADIENT),
     _compat.READS_CONTEXT: jit(lambda x: x * SETTING.get()),
     "trace_autograd_ops": jit(summed),
     "to return a scalar": jit(raw(lambda y: y * 2)),

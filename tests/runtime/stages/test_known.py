@@ -35,6 +35,7 @@ def capture(**facts: Any) -> Any:
         "brought_mesh": None,
         "template": None,
         "fixed": "",
+        "facts": (),
     }
     return SimpleNamespace(**{**made, **facts})
 
@@ -120,13 +121,13 @@ def test_a_template_is_for_calls_that_fit_it() -> None:
 
     template = Template()
     rows = [made(capture(template=template)) for _ in range(3)]
-    of = lambda leaves, rest="rest": known._template(rows, (rest, leaves), placed())
+    of = lambda leaves, rest="rest": known._template(rows, (rest, leaves), placed(), [])
     assert of(["fits"]) is template
     asked.clear()
     assert of(["odd"]) is None and len(asked) == 1, "asked once for all captures"
     assert of(["other"]) is None and of(["fits"], "another") is None
     lost = [made(capture(template=template, same=False))]
-    assert known._template(lost, ("rest", ["fits"]), placed()) is None
+    assert known._template(lost, ("rest", ["fits"]), placed(), []) is None
 
 
 def test_results_of_code_of_one_rank_have_the_paths_of_the_first_of_two() -> None:

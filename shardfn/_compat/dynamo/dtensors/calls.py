@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from ....errors import is_ours
 from ...distributed.fsdp_hooks import key_of, takes_itself
-from .. import shown
+from .. import argument_facts, shown
 from ..refused import collective_refused, refuse_call, refuse_class_of_followed
 from ..sizes import is_dense
 from . import arguments
@@ -269,6 +269,8 @@ def is_instance(
     every = asked if isinstance(asked, tuple) else (asked,)
     if isinstance(x, TensorVariable):
         refuse_class_of_followed(node_of(x), every)
+        if torch.nn.Parameter in every and _is_parameter(x, tx):
+            return VariableTracker.build(tx, True)
     is_asked = DTensor in every and isinstance(x, TensorVariable)
     if is_asked and dtensors.asked_for(node_of(x), _outer(tx)):
         return VariableTracker.build(tx, True)
@@ -284,7 +286,16 @@ def class_of(dtensors: DTensors, call: Callable[..., Any], builtin: Any, tx: Any
     is_tensor = isinstance(held, TensorVariable)
     if is_tensor and _is_asked_for_class(dtensors, held, tx):
         return VariableTracker.build(tx, DTensor)
+    if is_tensor and _is_parameter(held, tx):
+        return VariableTracker.build(tx, torch.nn.Parameter)
     return call(builtin, tx, x)
+
+
+def _is_parameter(tensor: Any, tx: Any) -> bool:
+    """Return whether code that is not ours looks at an argument that is an nn.Parameter."""
+    if is_ours(tx.f_code.co_filename):
+        return False
+    return argument_facts.is_parameter(node_of(tensor).meta.get("example_value"))
 
 
 def _is_asked_for_class(dtensors: DTensors, tensor: Any, tx: Any) -> bool:
