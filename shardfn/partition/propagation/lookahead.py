@@ -72,9 +72,12 @@ class Ahead:
         placements: MeshPlacements,
         axis: int,
     ) -> float:
-        """Return the bytes that one strategy of a reader moves."""
+        """Return the bytes that one strategy of a reader moves, or that ranks send inside of it."""
         ins, outs = choice
         total = 0.0
+        if rules.row_of(reader.target).sends is not None and (call := call_of(reader)):
+            before = placements[:axis]
+            total += self.prices.inside(call, [(*before, wanted) for wanted in ins], axis)
         if outs[0] in PARTIAL_KINDS:
             alone = ("R",) * axis
             total += self.prices.move(reader.meta["val"], (*alone, outs[0]), "R", axis)

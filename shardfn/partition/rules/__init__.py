@@ -20,6 +20,7 @@ from . import (
     conv,
     cumulative,
     fills,
+    flip,
     linalg_fft_images,
     matmul,
     norm,
@@ -37,6 +38,7 @@ from .lookups import bags, gather_scatter, index, index_put
 FAMILIES = (
     reduction,
     cumulative,
+    flip,
     view,
     matmul,
     norm,

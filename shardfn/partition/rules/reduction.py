@@ -74,12 +74,6 @@ def _between_fixed_ends(call: OpCall) -> range:
     return range(call.ins[0].dim() if call.arg(2, "min", 0) != call.arg(3, "max", 0) else 0)
 
 
-def _unflipped(call: OpCall) -> list[int]:
-    """List the dims that a flip leaves alone."""
-    n = call.ins[0].dim()
-    return [d for d in range(n) if d not in {f % n for f in call.args[1]}]
-
-
 def lower_median(target: Any) -> Any:
     """Compute a median of a copy of an expanded input, since torch's CPU kernel reads out of
     bounds (2.13).
@@ -96,11 +90,6 @@ def lower_median(target: Any) -> Any:
 def histogram(call: OpCall) -> list[Choice]:
     """Shard a histogram; the counts of shards are a Partial sum."""
     return [replicated(call), *(((d,), ("sum",)) for d in _between_fixed_ends(call))]
-
-
-def flip(call: OpCall) -> list[Choice]:
-    """Shard a flip over the dims that it leaves alone."""
-    return [replicated(call), *together(call, _unflipped(call)), (("sum",), ("sum",))]
 
 
 row = functools.partial(Op, strided=True, of_sizes=True)
@@ -130,5 +119,4 @@ TABLE: dict[object, Op] = {
     aten.mode.default: row(reduction(None, 1, -1)),
     aten.histc.default: row(histogram),
     aten.topk.default: row(along(2)),
-    aten.flip.default: row(flip),
 }
