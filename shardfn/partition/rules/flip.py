@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ...collectives import PPERMUTE
+from ...ops.nodes import args_of
 from ...types import MeshAxes, MeshPlacements
 from .. import layout, plan
 from ..emission.graph_builder import Builder, LocalShard
@@ -75,7 +76,7 @@ def _dim_over(axis: int, own: MeshPlacements, flipped: set[int]) -> int | None:
 def in_steps(step: plan.Apply, axes: MeshAxes, slot: NewSlot) -> Sequence[plan.Step]:
     """Write a flip along a sharded dim as steps; another one is a step as it is."""
     (x,) = step.ins
-    dims = step.node.args[1]
+    dims: Sequence[int] = args_of(step.node)[1]
     flipped = _flipped(x.value, dims)
     pairs = ((k, _dim_over(k, x.placements, flipped)) for k in range(len(axes.sizes)))
     axis, dim = next(((k, d) for k, d in pairs if d is not None and axes.sizes[k] > 1), (0, None))

@@ -52,6 +52,22 @@ def test_heads_lie_on_another_axis(few: int) -> None:
         close(sf.full(step(*args)), value_and_gradients(case, args)[1])
 
 
+@pytest.mark.parametrize("few", [2, 4])
+def test_heads_over_one_axis_and_a_ring_over_another_are_asked_for(few: int) -> None:
+    case = Case("two axes", queries=17, keys=17, heads=4, few=few, causal=True)
+    args, ways = case.tensors(), {"cp": "ulysses", "cp2": "ring"}
+    with simulated(cp=2, cp2=3) as mesh:
+        close(
+            sharded(case, mesh, args, ("cp2", "cp"), attention=ways),
+            value_and_gradients(case, args),
+        )
+        placed = (P(None, None, ("cp2", "cp")),) * 3
+        options = {"attention": ways, "backend": "aten"}
+        lowered = sf.shard(case.attend, mesh, placed, placed[0], **options).lower(*args)
+    sent = [(c.kind, c.axis) for c in lowered.collectives]
+    assert sorted(sent) == [("all_to_all", "cp")] * 4 + [("ppermute", "cp2")] * 2
+
+
 def test_another_axis_shards_the_queries_of_a_ring() -> None:
     case = Case("across", queries=12, keys=7)
     args = case.tensors()
