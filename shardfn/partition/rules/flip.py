@@ -62,7 +62,7 @@ def sends(
     dim = _dim_over(axis, own, _flipped(x, call.args[1]))
     if n == 1 or dim is None:
         return 0.0, 0
-    full = layout.full_chunk(x.shape[dim], 1, n)
+    full = layout.full_chunk(x.shape[dim], layout.dim_and_unit(own[axis])[1], n)
     elements = math.prod(x.shape) / max(x.shape[dim], 1) * full
     elements = local_bytes(elements, own, sizes[: len(own)], without=axis)
     return elements * x.element_size(), 1 + bool(-x.shape[dim] % full)
@@ -120,7 +120,8 @@ class Mirror:
     @property
     def full(self) -> int:
         """The size of a full chunk."""
-        return layout.full_chunk(self.size, 1, self.n)
+        _, unit = layout.dim_and_unit(self.step.ins[0].placements[self.axis])
+        return layout.full_chunk(self.size, unit, self.n)
 
     @property
     def last(self) -> int:

@@ -36,6 +36,7 @@ FAMILIES = (
     rules.linalg_fft_images,
     rules.conv,
     rules.cumulative,
+    rules.flip,
     rules.index,
     rules.matmul,
     rules.norm,
