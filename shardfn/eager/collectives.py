@@ -223,7 +223,9 @@ def functional(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     for rank in sorted(made):
         own = made[rank].reshape(shape)
         shards.append(own.clone())
-    return type(x)(shards, x.shown)
+    ranks = sorted(made)
+    at = x.shown if x.ranks is None else ranks.index(x.ranks[x.shown])
+    return type(x)(shards, at, ranks=ranks)
 
 
 def _of_all(
@@ -262,7 +264,7 @@ def _own(what: str, x: torch.Tensor, rank: int) -> torch.Tensor:
         got = f"a tensor of {len(shards)} ranks, in a world of {count}"
         fix = "redistribute or full_tensor of the DTensor"
         raise ShardError.of(what, got, fix=fix, source=call_site())
-    return shards[rank]
+    return x.of_rank(rank)  # type: ignore[attr-defined]
 
 
 def _write(what: str, x: torch.Tensor, values: dict[int, torch.Tensor]) -> None:
@@ -275,7 +277,7 @@ def _write(what: str, x: torch.Tensor, values: dict[int, torch.Tensor]) -> None:
     if shards is not None:
         copies = {rank: new.clone() for rank, new in values.items()}
         for rank, new in copies.items():
-            own = shards[rank]
+            own = x.of_rank(rank)  # type: ignore[attr-defined]
             own.copy_(new.reshape(own.shape))
         return
     every = list(values.values())

@@ -19,6 +19,7 @@ from ..simulated import (
     SimulatedDTensor,
     SimulatedTensor,
     dtensors,
+    of_every_part,
     of_one_part,
     used_after_donation,
 )
@@ -141,8 +142,15 @@ class AllRanks:
         return _compat.per_rank({rank: x.detach().clone() for rank in self.ranks})
 
     def leaving(self, tree: Any) -> Any:
-        """Convert torch's LocalTensors in a tree back to our simulated tensors."""
-        return _tree.tree_map(self._leaving, tree)
+        """Convert torch's LocalTensors in a tree back to our simulated tensors. Of a mesh's part
+        they become those of all ranks, as another part may meet them.
+        """
+
+        def whole(x: Any) -> Any:
+            made = self._leaving(x)
+            return made if isinstance(made, DTensor) else of_every_part(made, self.mesh)
+
+        return _tree.tree_map(whole, tree)
 
     def _entering(self, x: Any) -> Any:
         if isinstance(x, SimulatedTensor):
@@ -169,7 +177,7 @@ class AllRanks:
         if values is None:
             return x
         own = [values[r] for r in self.ranks]
-        return SimulatedTensor(own, self.shown, self.followed)
+        return SimulatedTensor(own, self.shown, self.followed, self.ranks)
 
 
 class _Called(torch.autograd.Function):
@@ -211,24 +219,26 @@ class _OfOneRank(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: SimulatedTensor) -> torch.Tensor:
-        ctx.count, ctx.shown = len(x.shards), x.shown
+        ctx.of = len(x.shards), x.shown, x.ranks
         return x.shards[x.shown].view_as(x.shards[x.shown])
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> torch.Tensor:
-        return _OfEach.apply(cotangent, ctx.count, ctx.shown)
+        return _OfEach.apply(cotangent, *ctx.of)
 
 
 class _OfEach(torch.autograd.Function):
     """Give every rank a copy of one tensor."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, count: int, shown: int) -> torch.Tensor:
-        return x if isinstance(x, SimulatedTensor) else SimulatedTensor([x.detach()] * count, shown)
+    def forward(ctx: Any, x: torch.Tensor, count: int, shown: int, ranks: Any) -> torch.Tensor:
+        if isinstance(x, SimulatedTensor):
+            return x
+        return SimulatedTensor([x.detach()] * count, shown, ranks=ranks)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> Any:
-        return _OfOneRank.apply(cotangent), None, None
+        return _OfOneRank.apply(cotangent), None, None, None
 
 
 def _called(x: SimulatedDTensor, call: Call) -> Any:

@@ -21,7 +21,7 @@ from ..inspect.memory import Memory
 from ..mesh import all_coordinates
 from ..partition import Plan
 from ..progress import progress
-from ..simulated import SimulatedTensor, UnreadTensor, shown
+from ..simulated import SimulatedTensor, UnreadTensor, ranks_of, shown
 from ..types import LocalProgram
 from .agreement import compare_ranks, state_agreed
 from .arguments import (
@@ -321,6 +321,7 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
     programs = [compiled.programs[c] for c in everyone]
     inputs_of = inputs_of_ranks(compiled)
     at = shown(placed.mesh, placed.world.rank)
+    ranks = ranks_of(placed.mesh)
     digests = extensions.digests()
     watch_of_call = (lambda: None) if digests is None else digests.watch(compiled)
 
@@ -330,7 +331,7 @@ def _simulated(compiled: Compiled) -> Callable[[list[Any]], list[Any]]:
         with progress(f"simulating {compiled.request.name} on {len(everyone)} ranks"):
             outs_of_ranks = simulate(programs, inputs, everyone, watch_of_call())
         results = [_apart(outs, known) for outs in outs_of_ranks]
-        return [SimulatedTensor(shards, at) for shards in zip(*results, strict=True)]
+        return [SimulatedTensor(shards, at, ranks=ranks) for shards in zip(*results, strict=True)]
 
     return execute
 

@@ -171,8 +171,7 @@ def row_of_part(x: Any) -> torch.Tensor:
     """Turn the local tensor of a DTensor on a submesh into a row of a global tensor
     of all ranks.
     """
-    root = _compat.root_mesh(x.device_mesh)
-    return own_of_part(x, root).unsqueeze(0)
+    return own_of_part(x).unsqueeze(0)
 
 
 def local_of_rank(x: torch.Tensor, rank: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from ..errors import ShardError, listed
 from ..extensions import Eager, absent, page_of, service
 from ..own_dtensors import OwnDTensor, check_gradient, has_own, is_own, refused, run_on_shards
 from ..placement import REDISTRIBUTE
-from .local_tensor import DonatedTensor, SimulatedTensor
+from .local_tensor import DonatedTensor, SimulatedTensor, of_every_part
 
 SHOWN = 16  # different local tensors in the text of a DTensor
 COMPARED = 4096  # elements of a local tensor that its text compares with those of other ranks
@@ -115,7 +115,7 @@ class SimulatedDTensor(DTensor):
         if self.requires_grad and torch.is_grad_enabled():
             raise refused("to_local", self, "x.detach().to_local(), or sf.full(x)")
         local: Any = _compat.local_tensor(self)
-        return SimulatedTensor(local.shards, local.shown)
+        return of_every_part(SimulatedTensor(local.shards, local.shown), self.device_mesh)
 
     def __create_write_items__(self, fqn: str, _: Any) -> Any:
         return self._method("__create_write_items__", fqn, _)

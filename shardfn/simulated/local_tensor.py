@@ -24,13 +24,19 @@ class SimulatedTensor(torch.Tensor):
         shards: one tensor for each rank, in the mesh's row-major order.
         shown: the index of the one that gives the shape.
         followed: whether autograd follows it.
+        ranks: the ranks of the world, in the order of `shards`. None: those of the mesh that takes
+            the tensor.
     """
 
     shards: list[torch.Tensor]
 
     @staticmethod
     def __new__(
-        cls, shards: Sequence[torch.Tensor], shown: int = 0, followed: bool = False
+        cls,
+        shards: Sequence[torch.Tensor],
+        shown: int = 0,
+        followed: bool = False,
+        ranks: Sequence[int] | None = None,
     ) -> SimulatedTensor:
         x = shards[shown]
         shape: Any = x.shape
@@ -43,9 +49,14 @@ class SimulatedTensor(torch.Tensor):
         )
 
     def __init__(
-        self, shards: Sequence[torch.Tensor], shown: int = 0, followed: bool = False
+        self,
+        shards: Sequence[torch.Tensor],
+        shown: int = 0,
+        followed: bool = False,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self.shards = list(shards)
+        self.ranks = None if ranks is None else tuple(ranks)
         self.shown = shown
         self.followed = _has_sizes_of_all(shards, followed)
 
@@ -71,6 +82,10 @@ class SimulatedTensor(torch.Tensor):
         shapes = {x.shape for x in self.shards}
         return len(shapes) > 1 and not self.followed
 
+    def of_rank(self, rank: int) -> torch.Tensor:
+        """Return the local tensor of a rank of the world."""
+        return self.shards[rank if self.ranks is None else self.ranks.index(rank)]
+
     def wait(self) -> SimulatedTensor:
         """Return the tensor, as a functional collective's result is awaited."""
         return self
@@ -89,8 +104,9 @@ class SimulatedTensor(torch.Tensor):
             return _collective(func, args, kwargs or {})
         if func is aten.view.default and tuple(args[1]) == tuple(args[0].shape):
             # `to_local` inspects itself
-            return SimulatedTensor(args[0].shards, args[0].shown)
+            return SimulatedTensor(args[0].shards, args[0].shown, ranks=args[0].ranks)
         _writes_only_ranks_own(func, _written(func, args, kwargs or {}))
+        ranks = _same_ranks(func, mine)
         results = [
             func(*a, **k)
             for a, k in (_of_rank(leaves, treedef, r) for r in range(len(mine[0].shards)))
@@ -98,7 +114,7 @@ class SimulatedTensor(torch.Tensor):
         columns = [_tree.flatten(r, _tree.is_tensor) for r in results]
         followed = _is_followed(leaves)
         stacked = [
-            _gathered(func, values, mine[0].shown, followed)
+            _gathered(func, values, mine[0].shown, followed, ranks)
             for values in zip(*(c[0] for c in columns), strict=True)
         ]
         return _tree.unflatten(columns[0][1], stacked)
@@ -172,12 +188,33 @@ def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
     return _tree.unflatten(treedef, own)
 
 
-def _gathered(func: Any, values: tuple[Any, ...], shown: int, followed: bool) -> Any:
+def _same_ranks(func: Any, tensors: Sequence[SimulatedTensor]) -> tuple[int, ...] | None:
+    """Return the ranks whose local tensors an op combines.
+
+    Raises:
+        PlacementError: some are of other ranks, and would be combined by their places in two
+            meshes.
+    """
+    known = [x.ranks or range(len(x.shards)) for x in tensors]
+    first = tensors[0]
+    for x, ranks in zip(tensors, known, strict=True):
+        is_unnamed = x.ranks is None or first.ranks is None
+        if len(x.shards) != len(first.shards) or not (is_unnamed or x.ranks == first.ranks):
+            got = f"local tensors of ranks {[*known[0]]}, and of ranks {[*ranks]}"
+            fix = "to_local of DTensors on one mesh, or on its parts; or x.full_tensor()"
+            needed = "those of the same ranks, in one order"
+            raise PlacementError.of(str(func), got, needed=needed, fix=fix)
+    return next((x.ranks for x in tensors if x.ranks is not None), None)
+
+
+def _gathered(
+    func: Any, values: tuple[Any, ...], shown: int, followed: bool, ranks: tuple[int, ...] | None
+) -> Any:
     """Join the results of all ranks into a SimulatedTensor; non-tensors must be equal
     on all ranks.
     """
     if isinstance(values[0], torch.Tensor):
-        return SimulatedTensor(values, shown, followed)
+        return SimulatedTensor(values, shown, followed, ranks)
     if len({str(v) for v in values}) > 1:  # as text, in which nan equals nan
         text = problem(
             str(func),
@@ -197,6 +234,11 @@ def shown(mesh: DeviceMesh, rank: int | None = None) -> int:
     return ranks.index(rank) if rank in ranks else 0
 
 
+def ranks_of(mesh: DeviceMesh) -> tuple[int, ...]:
+    """List the ranks of a mesh, in row-major order."""
+    return tuple(mesh.mesh.flatten().tolist())
+
+
 def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Select the local tensors of one submesh's ranks.
 
@@ -204,23 +246,52 @@ def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         PlacementError: the tensor is of other ranks, or the other parts hold other values, which
             a simulated world would forget.
     """
-    if not isinstance(x, SimulatedTensor) or len(x.shards) == mesh.size():
+    if not isinstance(x, SimulatedTensor):
+        return x
+    ranks = ranks_of(mesh)
+    is_of_mesh = x.ranks is None and len(x.shards) == len(ranks)
+    if is_of_mesh or x.ranks == ranks:
         return x
     what = "a DTensor in a simulated world"
-    ranks = mesh.mesh.flatten().tolist()
-    if len(x.shards) <= max(ranks):
-        got = f"the local tensors of {len(x.shards)} ranks, on a mesh of {len(ranks)}"
+    known = range(len(x.shards)) if x.ranks is None else x.ranks
+    if not {*ranks} <= {*known}:
+        got = f"the local tensors of ranks {[*known]}, on a mesh of ranks {[*ranks]}"
         fix = "sf.distribute(sf.full(dtensor), mesh, placements)"
         raise PlacementError.of(what, got, fix=fix, mesh=mesh)
-    own = [x.shards[rank] for rank in ranks]
-    for part in _parts(mesh, len(x.shards)):
-        theirs = [x.shards[rank] for rank in part]
+    own = [x.of_rank(rank) for rank in ranks]
+    for part in parts_of(mesh):
+        if not {*part} <= {*known}:
+            continue
+        theirs = [x.of_rank(rank) for rank in part]
         pairs = zip(own, theirs, strict=True)
         if not all(_is_same(a, b) for a, b in pairs):
-            got = f"a part of a mesh, ranks {ranks}; ranks {part} hold other values"
+            got = f"a part of a mesh, ranks {[*ranks]}; ranks {part} hold other values"
             fix = "DTensor.from_local(x, mesh, placements) on the whole mesh"
             raise PlacementError.of(what, got, fix=fix, mesh=mesh)
-    return SimulatedTensor(own, shown(mesh))
+    return SimulatedTensor(own, shown(mesh), ranks=ranks)
+
+
+def of_every_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Extend the local tensors of one submesh's ranks to those of all ranks of the root mesh, of
+    which all parts hold the same.
+
+    Args:
+        x: the local tensors of the ranks of `mesh`.
+        mesh: the submesh.
+
+    Returns:
+        the tensor of each rank: of the ranks of `mesh` those of x, of others copies.
+    """
+    if not isinstance(x, SimulatedTensor) or x.ranks not in (None, ranks_of(mesh)):
+        return x
+    places = {rank: k for part in parts_of(mesh) for k, rank in enumerate(part)}
+    own = {*ranks_of(mesh)}
+    root = _compat.root_mesh(mesh) if places else mesh
+    ranks = ranks_of(root)
+    if not places:
+        return SimulatedTensor(x.shards, x.shown, x.followed, ranks)
+    shards = [x.shards[places[r]] if r in own else x.shards[places[r]].clone() for r in ranks]
+    return SimulatedTensor(shards, shown(root), x.followed, ranks)
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -232,12 +303,14 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(are_same.all())
 
 
-def _parts(mesh: DeviceMesh, count: int) -> list[list[int]]:
-    """List the ranks of a submesh, and of each other submesh of its root mesh."""
+def parts_of(mesh: DeviceMesh) -> list[list[int]]:
+    """List the ranks of a submesh, and of each other submesh of its root mesh; none of a mesh that
+    is no such part.
+    """
     root = _compat.root_mesh(mesh)
     names = mesh.mesh_dim_names or ()
     every = root.mesh_dim_names or ()
-    if root.size() != count or not {*names} < {*every}:
+    if not {*names} < {*every}:
         return []
     dims = [every.index(name) for name in names]
     others = [dim for dim in range(root.ndim) if dim not in dims]

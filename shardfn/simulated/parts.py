@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from .. import _compat
 from .dtensor import dtensors
-from .local_tensor import SimulatedTensor, shown
+from .local_tensor import of_every_part
 
 
 def is_on_part(x: Any, mesh: Any) -> bool:
@@ -49,35 +49,10 @@ def on_mesh(x: Any, mesh: Any) -> Any:
         return x
     placements = placements_on(x, mesh)
     spec = _compat.dtensor_spec(mesh, placements, tuple(x.shape), x.stride(), x.dtype)
-    (made,) = dtensors([own_of_part(x, mesh)], [spec])
+    (made,) = dtensors([own_of_part(x)], [spec])
     return made
 
 
-def own_of_part(x: DTensor, mesh: Any) -> torch.Tensor:
+def own_of_part(x: DTensor) -> torch.Tensor:
     """Return the local tensors, over the root mesh, of a DTensor on a submesh."""
-    local: Any = _compat.local_tensor(x)
-    if not isinstance(local, SimulatedTensor):
-        return local
-    here = _ranks(x.device_mesh)
-    of_rank = dict(zip(here, local.shards, strict=True))
-    names = x.device_mesh.mesh_dim_names or ()
-    peers = [_peer(mesh, names, rank, here) for rank in _ranks(mesh)]
-    every = [of_rank[rank] for rank in peers]
-    return SimulatedTensor(every, shown(mesh))
-
-
-def _ranks(mesh: Any) -> list[int]:
-    return mesh.mesh.flatten().tolist()
-
-
-def _peer(mesh: Any, names: tuple[str, ...], rank: int, here: list[int]) -> int:
-    """Return the rank of a submesh with the coordinates of another rank on the submesh's axes."""
-    at = _coordinates(mesh, names, rank)
-    peers = (other for other in here if _coordinates(mesh, names, other) == at)
-    return next(peers)
-
-
-def _coordinates(mesh: Any, names: tuple[str, ...], rank: int) -> list[int]:
-    (place,) = (mesh.mesh == rank).nonzero().tolist()
-    rows = zip(mesh.mesh_dim_names or (), place, strict=True)
-    return [k for axis, k in rows if axis in names]
+    return of_every_part(_compat.local_tensor(x), x.device_mesh)

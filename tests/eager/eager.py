@@ -345,7 +345,7 @@ def of_rank(found: Any, rank: int) -> Any:
         local = found.detach().to_local()
         return str(found.placements), tuple(found.shape), of_rank(local, rank)
     if isinstance(found, torch.Tensor):
-        shards = getattr(found, "shards", [found])  # of a submesh: as many as it has ranks
+        shards = getattr(found, "shards", [found])
         return shards[rank % len(shards)].detach().clone()
     if isinstance(found, list | tuple):
         return [of_rank(x, rank) for x in found]

@@ -27,6 +27,7 @@ from ...simulated import (
     is_on_part,
     of_one_part,
     on_mesh,
+    ranks_of,
     shown,
 )
 from ...types import LocalProgram
@@ -191,7 +192,8 @@ class Backward:
             programs = [self.programs[c] for c in self.everyone]
             results = simulate(programs, rows, self.everyone)
             at = shown(self.placed.mesh, self.placed.world.rank)
-            return [SimulatedTensor(x, at) for x in zip(*results, strict=True)]
+            ranks = ranks_of(self.placed.mesh)
+            return [SimulatedTensor(x, at, ranks=ranks) for x in zip(*results, strict=True)]
         mesh = self.placed.mesh
         device = mesh.device_type if mesh is not None else None
         coords = [torch.tensor(c, device=device) for c in self.placed.coordinate]

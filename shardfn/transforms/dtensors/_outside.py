@@ -28,7 +28,7 @@ from ...runtime.arguments import (
     refuse_lost_gradient,
     refuse_lost_tangent,
 )
-from ...simulated import SimulatedTensor, UnreadTensor, dtensors, is_on_part, shown
+from ...simulated import SimulatedTensor, UnreadTensor, dtensors, is_on_part, of_one_part, shown
 from ...types import ShapeDtype
 from ...world import current_world
 from ._submesh_dtensors import of_part, own_of
@@ -79,7 +79,7 @@ def entering(request: Request, mesh: Any, args: Any, kwargs: Any) -> Any:
         if is_on_part(x, mesh):
             path = paths().get(id(x), "")
             refuse_lost_gradient(f"{request.name}, argument {path}", path, x)
-            x = _global(own_of(request.name, path, x, mesh), mesh)
+            x = _global(own_of(request.name, path, x), mesh)
             setattr(x, OWN, True)
         elif isinstance(x, torch.Tensor) and not isinstance(x, DTensor):
             if not _holds_dtensors(request.name, paths, x):
@@ -238,6 +238,7 @@ def _global(x: torch.Tensor, mesh: Any) -> torch.Tensor:
         row = row if isinstance(row, UnreadTensor) else UnreadTensor(row)
     elif world.kind == "simulated" and type(row) not in OF_RANKS:
         row = SimulatedTensor([row] * count, shown(mesh))
+    row = of_one_part(row, mesh)
     shape = (count, *x.shape)
     stride = (max(x.numel(), 1), *x.stride())
     placements = (Shard(0),) * len(axes_of(mesh).names)

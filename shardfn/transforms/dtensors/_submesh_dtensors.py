@@ -21,14 +21,14 @@ from .._paired import numbers
 from ._dtensor_methods import joined, to_local
 
 
-def own_of(name: str, path: str, x: DTensor, mesh: Any) -> torch.Tensor:
+def own_of(name: str, path: str, x: DTensor) -> torch.Tensor:
     """Return the local tensor of an argument that is a DTensor on a submesh.
 
     Raises:
         PlacementError: the shards have different sizes.
     """
     placement_checks.refuse_uneven_part(f"{name}, argument {path}", path, x)
-    return own_of_part(x, mesh)
+    return own_of_part(x)
 
 
 @_compat.constant_in_graph

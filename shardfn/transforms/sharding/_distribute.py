@@ -32,7 +32,7 @@ from ...placement import (
     zigzag_dims,
 )
 from ...runtime.layouts import as_chunks, cut, in_order, join, on_all_stages
-from ...simulated import SimulatedTensor, UnreadTensor, dtensors, shown
+from ...simulated import SimulatedTensor, UnreadTensor, dtensors, of_one_part, shown
 from ...types import REDUCTIONS, MeshAxes, MeshPlacements, stage_of
 from ...world import current_world
 
@@ -189,7 +189,7 @@ def from_local(
     refuse_unusable_mesh("from_local", mesh)
     accept("from_local", shape=shape)
     is_simulated = world.kind == "simulated"
-    shards = _given_shards(x, mesh.size(), is_simulated)
+    shards = _given_shards(x, mesh, is_simulated)
     first = _first_here(shards, mesh, placements, shape)
     if shape is None:
         known = [*first.shape]
@@ -218,16 +218,18 @@ def from_local(
     return out
 
 
-def _given_shards(x: Any, count: int, is_simulated: bool) -> list[torch.Tensor]:
+def _given_shards(x: Any, mesh: Any, is_simulated: bool) -> list[torch.Tensor]:
     """The local tensors that were given: one, or in a simulated world one for each rank.
 
     Raises:
         PlacementError: their number is wrong, or they are not plain tensors of one dtype and
             device.
     """
+    count = mesh.size()
     is_row = isinstance(x, Sequence)
-    if is_simulated and isinstance(x, SimulatedTensor) and len(x.shards) == count:
-        shards: list[Any] = list(x.shards)  # of a DTensor's to_local
+    if is_simulated and isinstance(x, SimulatedTensor):
+        own: Any = of_one_part(x, mesh)
+        shards: list[Any] = list(own.shards)  # of a DTensor's to_local
     elif is_row:
         shards = list(x)
     else:
