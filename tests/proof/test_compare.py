@@ -44,6 +44,23 @@ def test_equal_programs_under_other_layouts_differ_nowhere(name: str, dtype: tor
     assert "agree up to rounding" in str(result)
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "NAdam", "Adagrad"])
+def test_parameters_of_one_shape_have_the_values_of_their_own_updates(kind: str) -> None:
+    opt = sf.optim(getattr(torch.optim, kind), lr=0.01)
+    x = torch.linspace(-1, 2, 30, dtype=torch.float64).view(5, 6)
+    params = {name: x[k].clone() for k, name in enumerate("abc")}
+
+    def step(params: Any, state: Any, x: Tensor) -> Any:
+        loss = lambda p: (x * p["a"] + p["b"] * p["c"]).square().mean()
+        return opt.update(params, sf.grad(loss)(params), state)
+
+    layout = dict(mesh={"dp": 2}, in_placements=(P(), P(), P("dp")))
+    result = compared(step, params, opt.init(params), x, b=layout)
+    assert result, result
+    updates = [row for row in result.rows if row.a and row.b]
+    assert len(updates) > 3 * 20
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", ["tensor parallel", "ring", "layer norm", "experts"])
 def test_two_meshes_of_one_step_differ_nowhere(name: str, dtype: torch.dtype) -> None:

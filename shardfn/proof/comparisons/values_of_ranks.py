@@ -6,7 +6,7 @@ it. The first is what its op returned. The last that is not Partial is what late
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -326,46 +326,78 @@ def node_of_slots(program: Program, plan: steps.Plan) -> dict[int, torch.fx.Node
     """Map the slots of a plan to the nodes of its program whose value they are.
 
     A slot has the fake value of its node. Where an op was written out as others, its readers say
-    which slot is its value.
+    which slot is its value. Nodes that were copied have one fake value: there the steps that make
+    or read a slot say whose it is.
     """
     graph = program.graph.graph
     nodes = set(graph.nodes)
-    of_fake: dict[int, torch.fx.Node] = {}
+    of_fake: dict[int, list[torch.fx.Node]] = {}
     for node in graph.nodes:
         if isinstance(node.meta.get("val"), torch.Tensor):
-            of_fake.setdefault(id(node.meta["val"]), node)
+            of_fake.setdefault(id(node.meta["val"]), []).append(node)
     slots, _ = slots_and_steps(plan)
+    of_slot: dict[int, torch.fx.Node] = {}
 
     def link(slot: steps.Slot, node: Any) -> None:
         value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-        if isinstance(value, torch.Tensor) and value.shape == slot.value.shape:
-            of_fake.setdefault(id(slot.value), node)
+        if not isinstance(value, torch.Tensor) or value.shape != slot.value.shape:
+            return
+        if node in of_fake.setdefault(id(slot.value), [node]):
+            of_slot.setdefault(slot.number, node)
 
     for slot, node in zip(plan.ins, graph.find_nodes(op="placeholder"), strict=True):
         link(slot, node)
     for step in plan.steps:
-        if not isinstance(step, (steps.Apply, steps.Nested)) or step.node not in nodes:
+        node: Any = getattr(step, "node", None)
+        if isinstance(step, steps.Pipelined) or node not in nodes:
             continue
-        if isinstance(step, steps.Pipelined):
-            continue
-        arguments = _tensor_arguments(step.node)
-        if len(arguments) == len(step.ins):
-            for slot, node in zip(step.ins, arguments, strict=True):
-                link(slot, node)
-        results = {u.args[1]: u for u in step.node.users if len(u.args) == 2}
-        if isinstance(step.node.target, Loop) or len(step.outs) > 1:
-            values = step.node.meta["val"]
-            places = [i for i, x in enumerate(values) if isinstance(x, torch.Tensor)]
-            for i, slot in zip(places, step.outs, strict=False):
-                link(slot, results.get(i))
+        for slot in step.made:
+            if node in of_fake.get(id(slot.value), ()):
+                of_slot.setdefault(slot.number, node)
+        if isinstance(step, (steps.Apply, steps.Nested)):
+            _link_call(step, link)
     for slot, node in zip(plan.outs, returned_by(graph), strict=True):
         link(slot, node)
+    changes = [step for step in plan.steps if hasattr(step, "source")]
+    for step in changes:
+        _pass_on(step.source, step.made, of_slot)
+    for step in reversed(changes):
+        for slot in step.made:
+            _pass_on(slot, (step.source,), of_slot)
     unfinished = _unfinished(plan, nodes)
-    return {
-        n: of_fake[id(slot.value)]
-        for n, slot in slots.items()
-        if id(slot.value) in of_fake and n not in unfinished
-    }
+    found = {}
+    for n, slot in slots.items():
+        candidates = of_fake.get(id(slot.value), [])
+        only = candidates[0] if len(candidates) == 1 else None
+        node = of_slot.get(n, only)
+        if node is not None and n not in unfinished:
+            found[n] = node
+    return found
+
+
+def _link_call(step: Any, link: Callable[[steps.Slot, Any], None]) -> None:
+    """Link the slots that an op reads and makes to its arguments and results."""
+    arguments = _tensor_arguments(step.node)
+    if len(arguments) == len(step.ins):
+        for slot, node in zip(step.ins, arguments, strict=True):
+            link(slot, node)
+    results = {u.args[1]: u for u in step.node.users if len(u.args) == 2}
+    if isinstance(step.node.target, Loop) or len(step.outs) > 1:
+        values = step.node.meta["val"]
+        places = [i for i, x in enumerate(values) if isinstance(x, torch.Tensor)]
+        for i, slot in zip(places, step.outs, strict=False):
+            link(slot, results.get(i))
+
+
+def _pass_on(
+    slot: steps.Slot, others: Sequence[steps.Slot], of_slot: dict[int, torch.fx.Node]
+) -> None:
+    """Link other placements of a slot's value to its node."""
+    if slot.number not in of_slot:
+        return
+    for other in others:
+        if other.value is slot.value:
+            of_slot.setdefault(other.number, of_slot[slot.number])
 
 
 def _unfinished(plan: steps.Plan, nodes: set[torch.fx.Node]) -> set[int]:
