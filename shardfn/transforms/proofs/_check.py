@@ -10,11 +10,12 @@ import torch
 
 from ... import _tree
 from ...accepted import accept
-from ...errors import DivergenceError
+from ...errors import DivergenceError, ShardError
 from ...mesh import make_mesh, use_mesh
 from ...placement import P
 from ...tracebacks import filter_errors
 from ...world import fake_world
+from .._jit import jit
 from ..sharding._distribute import full
 from ..sharding._shard import shard
 from ._means import mean_of_means
@@ -97,9 +98,15 @@ def _differ(
 
 
 def _plain(fn: Any, args: Any, axes: dict[str, int]) -> list[Any]:
-    """Run a function on one device. One with collectives runs on a mesh of one rank."""
-    with fake_world(1), use_mesh(make_mesh((1,) * len(axes), tuple(axes), device_type="cpu")):
+    """Run a function on one device. One that needs a mesh is compiled for a mesh of one rank, where
+    the results of transforms inside it are plain, as they are around it.
+    """
+    try:
         return _tree.leaves(full(fn(*args)))
+    except ShardError:  # of collectives, or of DTensors, which need a mesh
+        pass
+    with fake_world(1), use_mesh(make_mesh((1,) * len(axes), tuple(axes), device_type="cpu")):
+        return _tree.leaves(full(jit(fn, backend="aten")(*args)))
 
 
 def _first_dim(x: Any, axis: str) -> P | None:
