@@ -129,11 +129,18 @@ class Layout:
         return self.spec.mesh
 
 
+def part_of(parameter: Any) -> Any:
+    """Return the spec of the DTensor of parallelize_module that a module computes with, or None.
+    Dynamo reads this.
+    """
+    if not parameter.is_dtensor:
+        return None
+    return getattr(parameter, "_unsharded_dtensor_spec", None) or parameter._tp_spec
+
+
 def layout_of(parameter: Any, group: Any = None) -> Layout:
     """Read the Layout of a parameter in its group."""
-    part = None
-    if parameter.is_dtensor:
-        part = getattr(parameter, "_unsharded_dtensor_spec", None) or parameter._tp_spec
+    part = part_of(parameter)
     factor = None if group is None else group.gradient_divide_factor
     return Layout(parameter._sharding_spec, part, parameter.fsdp_placement.dim, factor)
 

@@ -88,28 +88,37 @@ def _replaced(state: Any, policy: Any, is_own: bool) -> list[Any]:
                 now = fsdp_hooks.parameter_at(owner, name)
                 x = fsdp_hooks.sharded(parameter, now)
                 y = _computed_with(x, policy) if _is_cast(x.dtype, policy) else x
-                y = _gathered(y, factor) if is_own and isinstance(y, DTensor) else y
+                if is_own and isinstance(y, DTensor):
+                    y = _gathered(y, fsdp_hooks.part_of(parameter), factor)
                 if y is not now:
                     before.append((owner, name, fsdp_hooks.replaced(owner, name, y)))
     return before
 
 
 @_compat.read_by_dynamo
-def _gathered(x: Any, factor: float | None) -> torch.Tensor:
+def _gathered(x: DTensor, part: Any, factor: float | None) -> torch.Tensor:
     """All-gather a parameter for per-rank code. Its gradient is the mean over ranks, or the sum
     divided by `factor` if the user set one.
+
+    Args:
+        x: the parameter, on the axes of FSDP and then those of its part.
+        part: the spec of parallelize_module with which the module computes, or None.
+        factor: that divides the gradient.
     """
-    rows = placement_checks.mesh_axes_here()
-    axes = [name for name, _ in rows]
-    sizes = [n for _, n in rows]
-    everywhere = [Replicate()] * len(axes)
-    terms = [Partial()] * len(axes)
+    mesh = x.device_mesh
+    of_part = [] if part is None else list(part.placements)
+    count = mesh.ndim - len(of_part)
+    axes = list(mesh.mesh_dim_names or ())[:count]
+    sizes = list(mesh.shape)[:count]
+    everywhere = [Replicate()] * count + of_part
+    terms = [Partial()] * count + of_part
     replicated = x.redistribute(placements=everywhere)
     local = replicated.to_local(grad_placements=terms)
     local = placement.forbid_writes(local, placement.GATHERED)
     local = prims.vary(local, print_axes(axes))
     divisor = math.prod(sizes) if factor is None else factor
-    return placement.scale_gradient(local, 1 / divisor)
+    local = placement.scale_gradient(local, 1 / divisor)
+    return local if part is None else DTensor.from_local(local, part.mesh, of_part)
 
 
 @_compat.read_by_dynamo

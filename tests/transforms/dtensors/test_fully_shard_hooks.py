@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing import assert_close
 from worlds import simulated
 
@@ -274,3 +275,41 @@ def test_a_module_of_a_group_inside_of_another_one_of_it() -> None:
         fully_shard([module, second], mesh=mesh, mp_policy=policy)
         out = sf.shard(module, mesh, sf.P("dp"), backend="aten")(X)
         assert_close(out.full_tensor(), wanted)
+
+
+PARTS = {
+    "fsdp on one of two axes": ((2, 2), ("dp", "tp"), False),
+    "fsdp on the last axis": ((2, 2), ("tp", "dp"), False),
+    "beside an axis of one rank": ((4, 1), ("dp", "tp"), False),
+    "tensor parallel on the other axis": ((2, 2), ("dp", "tp"), True),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_module_on_a_part_of_the_mesh_trains_as_one_device(name: str) -> None:
+    shape, names, is_tensor_parallel = PARTS[name]
+    x = torch.linspace(-1, 2, 24, dtype=torch.float64).view(8, 3)
+
+    def even_net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+    alone: Any = even_net()
+    with simulated(**dict(zip(names, shape, strict=True))) as mesh:
+        module: Any = even_net()
+        if is_tensor_parallel:
+            plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+            parallelize_module(module, mesh["tp"], plan)
+        fully_shard(module[0], mesh=mesh["dp"])
+        fully_shard(module, mesh=mesh["dp"])
+        rows = distribute_tensor(x, mesh["dp"], [Shard(0)]).to_local()  # each dp rank's batch
+        loss = sf.jit(lambda x: module(x).square().mean(), backend="aten")(rows)
+        loss.backward()
+        at = mesh.mesh.movedim(names.index("dp"), 0)[:, 0].tolist()  # one rank of each batch
+        chunks = x.chunk(len(at))
+        for rank, chunk in zip(at, chunks, strict=True):
+            assert_close(loss.shards[rank], alone(chunk).square().mean())
+        alone(x).square().mean().backward()
+        for p, q in zip(module.parameters(), alone.parameters(), strict=True):
+            assert p.grad.placements == p.placements
+            assert_close(p.grad.full_tensor(), q.grad)
