@@ -135,6 +135,7 @@ from .inductor import (
     trace_artifact,
 )
 from .levels import (
+    REQUIRES_GRAD,
     Level,
     below_gradient,
     enter_gradient,
@@ -143,6 +144,7 @@ from .levels import (
     has_no_grad_mode,
     jvp,
     leave_gradient,
+    requires_grad_allowed,
     wrapped_at_gradient,
 )
 from .loops import in_body, substitutes, torch_map, torch_scan, torch_while_loop
@@ -267,6 +269,8 @@ __all__ = [
     "Memo",
     "Place",
     "NO_DERIVATIVE",
+    "REQUIRES_GRAD",
+    "requires_grad_allowed",
     "ORDINARY",
     "OpOverload",
     "PATCHES",

@@ -61,6 +61,14 @@ def leave_gradient() -> None:
     _functorch._grad_decrement_nesting()
 
 
+REQUIRES_GRAD = "You are attempting to call Tensor.requires_grad_()"
+
+
+def requires_grad_allowed() -> Any:
+    """The context in which requires_grad_ works at the innermost level of torch.func."""
+    return steps.enable_inplace_requires_grad(True)
+
+
 def _is_wrapped_at(x: torch.Tensor, level: int) -> bool:
     """Check whether a tensor is wrapped at a grad level."""
     x = _functorch.unwrap_if_dead(x)

@@ -4,12 +4,15 @@ torch has them, for every cut.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
+from torch.testing._internal.common_methods_invocations import op_db
 
 import shardfn as sf
 from shardfn import P
@@ -323,3 +326,92 @@ def test_what_cannot_be_captured_in_place_is_refused_by_name(how: str) -> None:
     fn, said = REFUSED[how]
     with sf.fake_world(2), pytest.raises(sf.CaptureError, match=said):
         sf.shard(fn, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")(X)
+
+
+I = torch.tensor([0, 2, 2, 1, 0])
+TARGETS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "zeros": lambda x: torch.zeros(3, 4, dtype=DTYPE),
+    "zeros_like": lambda x: torch.zeros_like(x[:3]),
+    "new_zeros": lambda x: x.new_zeros(3, 4),
+    "clone": lambda x: (x[:3] * 2).clone(),
+    "a view": lambda x: (x * 1.5)[1:4],
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("is_row", [False, True])
+def test_a_reduction_into_a_tensor_has_the_gradient_of_one_that_returns_it(
+    target: str, is_row: bool
+) -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        total = x.sum()
+        for how in ("sum", "mean", "amax", "amin", "prod"):
+            for include_self in (True, False):
+                out = TARGETS[target](x)
+                if not is_row:
+                    at = I[:, None].expand(5, 4)
+                    out.scatter_reduce_(0, at, x, how, include_self=include_self)
+                elif how != "sum":
+                    out.index_reduce_(0, I, x, how, include_self=include_self)
+                total = total + (out.square() + out * x[:3]).sum()
+        return total
+
+    leaf = X.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    assert_close(sf.grad(loss)(X), expected)
+    assert_close(sf.grad(sf.checkpoint(loss))(X), expected)
+    assert_close(sf.jvp(loss, (X,), (Y,))[1], (expected * Y).sum())
+    with sf.fake_world(2):
+        run = sf.shard(sf.grad(loss), sf.make_mesh((2,), ("a",)), P("a"), backend="aten")
+        assert_close(sf.full(run(X)), expected)
+
+
+def in_place_samples() -> dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]]:
+    """For each op that torch has in place, a sample that torch differentiates."""
+    random = {"cauchy", "exponential", "geometric", "log_normal", "normal", "uniform", "bernoulli"}
+    samples = {}
+    for op in op_db:
+        is_method = isinstance(op.inplace_variant, type(torch.Tensor.add_))
+        if not is_method or op.name in random or DTYPE not in op.dtypes:
+            continue
+        for sample in op.sample_inputs("cpu", DTYPE):
+            x, run = (
+                sample.input,
+                functools.partial(_run_in_place, op.inplace_variant.__name__, sample),
+            )
+            try:
+                _gradient(run, x)
+            except (RuntimeError, IndexError, TypeError):  # not in place, or not differentiable
+                continue
+            if x.dim():
+                samples[op.full_name] = x, run
+                break
+    return samples
+
+
+def _run_in_place(op: str, sample: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x.cos()
+    getattr(y, op)(*sample.args, **sample.kwargs)
+    return (y * y.detach().cos()).sum()
+
+
+def _gradient(fn: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(fn(leaf), leaf)[0]
+
+
+def test_each_op_that_torch_has_in_place_has_torchs_gradient() -> None:
+    torch.manual_seed(0)
+    samples = in_place_samples()
+    assert len(samples) > 100
+    xs = {name: x for name, (x, _) in samples.items()}
+    total = lambda xs: sum(samples[name][1](x) for name, x in xs.items())
+    for name, found in sf.grad(total)(xs).items():
+        assert_close(found, _gradient(samples[name][1], xs[name]), msg=name, equal_nan=True)
+
+
+def test_under_vmap_the_message_names_the_tensor_that_the_samples_share() -> None:
+    shared = lambda x: torch.zeros(5, 4, dtype=DTYPE).mul_(x)
+    with pytest.raises(sf.CaptureError, match=r"a tensor that they share[\s\S]*x\.new_zeros"):
+        sf.vmap(shared)(X[None])
+    assert_close(sf.vmap(lambda x: x.new_zeros(5, 4).add_(x))(X[None])[0], X)

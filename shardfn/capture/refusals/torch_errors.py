@@ -183,6 +183,12 @@ CAUSES = (
         f"a new value; {BUFFERS}, as aux of a derivative (has_aux=True)",
     ),
     (
+        "inplace arithmetic(self",
+        "under vmap, it writes values that differ between the samples to a tensor that they share",
+        "x.new_zeros(shape) or zeros_like(x) of a tensor x that differs; or the op that returns "
+        "the value",
+    ),
+    (
         "Batch norm got a batched tensor",
         "under vmap, it writes to a buffer that all samples share",
         BUFFERS,

@@ -6,8 +6,9 @@ tensors that it saves are further results.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -40,6 +41,10 @@ TANGENT = (  # torch, later than 2.15
 MARKED_ONCE = (
     "its backward is marked once_differentiable, and is differentiated",
     "a backward without the mark",
+)
+TAKES_GRADIENTS = (
+    "its backward calls requires_grad_ and takes a gradient, and is differentiated",
+    "torch.func.vjp(f, x)[1](g)[0] in the backward, in place of torch.autograd.grad(f(x), x, g)",
 )
 ONCE = torch.autograd.function.once_differentiable(len).__code__
 
@@ -77,7 +82,7 @@ def apply_function(call: Callable[..., Any], function: Function, *args: Any, **k
         leaked_values.watch(_name(function), inspect.unwrap(fn), is_pure=is_users)
     leaked_values.note_methods(function)
     if not _compat.takes_context(function):
-        return call(function, *args, **kwargs)
+        return call(_taking_gradients(function), *args, **kwargs)
     if kwargs:
         bound = inspect.signature(function.forward).bind(None, *args, **kwargs)
         args = bound.args[1:]
@@ -206,7 +211,8 @@ class RecordedCall:
             is_end = isinstance(x, TensorPlace)
             of_results.append(cotangents[x.at] if is_end else None)
         context, context.saved_tensors, _ = self._context(ctx)
-        gradients = self._gradients(context, of_results)
+        with _gradients_inside(self.function):
+            gradients = self._gradients(context, of_results)
         count = len(self.args)
         is_more = any(g is not None for g in gradients[count:])
         if len(gradients) < count or is_more:
@@ -259,13 +265,7 @@ class RecordedCall:
         Raises:
             CaptureError: always.
         """
-        raise CaptureError.of(
-            _name(self.function),
-            got,
-            needed="a pure forward, and a derivative of it",
-            fix=fix,
-            source=self.source,
-        )
+        _refuse(self.function, got, fix, self.source)
 
 
 class NotDifferentiableAgain(torch.autograd.Function):
@@ -290,6 +290,43 @@ class NotDifferentiableAgain(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         call, reason = ctx.given
         call.refuse(*reason)
+
+
+def _refuse(function: Function, got: str, fix: str, source: str | None) -> NoReturn:
+    raise CaptureError.of(
+        _name(function),
+        got,
+        needed="a pure forward, and a derivative of it",
+        fix=fix,
+        source=source,
+    )
+
+
+def _taking_gradients(function: Function) -> Function:
+    """An autograd.Function with `setup_context`, whose backward may take gradients itself."""
+    backward: Any = function.backward
+
+    def allowed(ctx: Any, *cotangents: Any) -> Any:
+        with _gradients_inside(function):
+            return backward(ctx, *cotangents)
+
+    members = {"backward": staticmethod(allowed), "__module__": function.__module__}
+    return type(function.__name__, (function,), members)
+
+
+@contextlib.contextmanager
+def _gradients_inside(function: Function) -> Iterator[None]:
+    """Let the backward of a Function call requires_grad_, and take gradients of what it computes
+    from there. They are constants for the derivatives around, so those are refused.
+    """
+    is_allowed = _compat.derivative_levels() <= 1
+    try:
+        with _compat.requires_grad_allowed() if is_allowed else contextlib.nullcontext():
+            yield
+    except RuntimeError as error:
+        if is_allowed or _compat.REQUIRES_GRAD not in str(error):
+            raise
+        _refuse(function, *TAKES_GRADIENTS, _definition(function))
 
 
 def _name(function: Function) -> str:

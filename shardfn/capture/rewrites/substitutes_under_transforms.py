@@ -209,9 +209,32 @@ def embedding_bag(
 
 
 @_compat.read_by_dynamo
+def scatter_reduce_(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    include_self: bool = True,
+) -> torch.Tensor:
+    """Tensor.scatter_reduce_: torch's own, but for products."""
+    if reduce != "prod" or x.dim() == 0:
+        return aten.scatter_reduce_(x, dim, index, src, reduce, include_self=include_self)
+    return in_place(scatter_reduce, x, dim, index, src, reduce, include_self)
+
+
+@_compat.read_by_dynamo
+def polygamma_(x: torch.Tensor, n: int) -> torch.Tensor:
+    """Tensor.polygamma_, which torch does not functionalize (2.13)."""
+    return x.copy_(torch.polygamma(n, x.clone()))
+
+
+@_compat.read_by_dynamo
 def in_place(fn: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Call one of these functions, and write its result to the first argument."""
-    x.copy_(fn(x, *args, **kwargs))
+    """Call one of these functions, and write its result to the first argument. A derivative of
+    the function may read the old value, which is that of a copy.
+    """
+    x.copy_(fn(x.clone(), *args, **kwargs))
     return x
 
 
@@ -220,7 +243,7 @@ _BAG = F.embedding_bag
 CHECKED_BAG = _compat.read_by_dynamo(
     types.FunctionType(_BAG.__code__, _BAG.__globals__, "embedding_bag", _BAG.__defaults__)
 )
-ALWAYS = (torch.bincount, "bincount", F.embedding_bag, torch.embedding_bag)
+ALWAYS = (torch.bincount, "bincount", "polygamma_", F.embedding_bag, torch.embedding_bag)
 FUNCTIONS = {
     F.one_hot: one_hot,
     torch.bincount: bincount,
@@ -232,5 +255,9 @@ FUNCTIONS = {
     torch.embedding_bag: embedding_bag,
 }
 NO_METHODS = F.one_hot, F.embedding_bag, torch.embedding_bag
-METHODS = {fn.__name__: ours for fn, ours in FUNCTIONS.items() if fn not in NO_METHODS}
+METHODS = {
+    **{fn.__name__: ours for fn, ours in FUNCTIONS.items() if fn not in NO_METHODS},
+    "polygamma_": polygamma_,
+    "scatter_reduce_": scatter_reduce_,
+}
 GIVEN = _compat.UnderTransforms({**FUNCTIONS, **METHODS}, ALWAYS, in_place, put_by_mask)

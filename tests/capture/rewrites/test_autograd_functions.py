@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import CaptureError, P
@@ -429,3 +430,96 @@ def test_torch_itself_is_as_before() -> None:
     sf.grad(lambda x: Result.apply(x).sum())(A)
     with pytest.raises(RuntimeError, match="must override the setup_context"):
         torch.func.grad(lambda x: Result.apply(x).sum())(A)
+
+
+def _gradient_in_backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+    (x,) = ctx.saved_tensors
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = x.sin() * x
+    return torch.autograd.grad(y, x, g)[0]
+
+
+class OfContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin() * x
+
+    backward = staticmethod(_gradient_in_backward)
+
+
+class OfSetup(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    backward = staticmethod(_gradient_in_backward)
+
+
+class OfSolver(torch.autograd.Function):
+    """A fixed point whose backward solves for the cotangent, as of an equilibrium model."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        z = torch.zeros_like(x)
+        for _ in range(40):
+            z = torch.tanh(0.3 * z + x)
+        ctx.save_for_backward(x, z)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        x, z = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach()
+            x.requires_grad = True
+            z = z.detach().requires_grad_()
+            y = torch.tanh(0.3 * z + x)
+        u = g
+        for _ in range(40):
+            u = g + torch.autograd.grad(y, z, u, retain_graph=True)[0]
+        return torch.autograd.grad(y, x, u)[0]
+
+
+@pytest.mark.parametrize("function", [OfContext, OfSetup, OfSolver])
+def test_a_backward_may_take_gradients_itself(function: Any) -> None:
+    x = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loss = lambda x: function.apply(x * 2).square().sum()
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    assert_close(sf.grad(loss)(x), expected)
+    assert_close(sf.jit(sf.grad(loss), backend="aten")(x), expected)
+    assert_close(sf.vmap(sf.grad(loss))(torch.stack([x, x]))[1], expected)
+    assert_close(sf.bucketed_grad(loss)(x)[1], expected)
+    with sf.fake_world(2):
+        run = sf.shard(sf.grad(loss), sf.make_mesh((2,), ("a",)), P("a"), backend="aten")
+        assert_close(sf.full(run(x)), expected)
+
+
+@pytest.mark.parametrize("function", [OfContext, OfSetup])
+def test_a_second_derivative_of_such_a_backward_is_refused_by_name(function: Any) -> None:
+    x = torch.ones(3, dtype=torch.float64)
+    loss = lambda x: function.apply(x).square().sum()
+    with pytest.raises(CaptureError, match=rf"{function.__name__}: its backward calls requires_gr"):
+        sf.grad(lambda x: sf.grad(loss)(x).sum())(x)
+
+
+def test_the_pullback_in_a_backward_has_second_derivatives() -> None:
+    class Advised(OfContext):
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            return torch.func.vjp(lambda x: x.sin() * x, x)[1](g)[0]
+
+    x = torch.ones(3, dtype=torch.float64)
+    plain = lambda x: (x.sin() * x).square().sum()
+    loss = lambda x: Advised.apply(x).square().sum()
+    second = lambda loss: sf.grad(lambda x: sf.grad(loss)(x).sin().sum())
+    assert_close(second(loss)(x), second(plain)(x))
