@@ -181,6 +181,37 @@ def _roll(x: torch.Tensor, shifts: list[int], dims: Any = ()) -> torch.Tensor:
     return aten.view.dtype(rolled, x.dtype)
 
 
+def _scatter_reduce(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> torch.Tensor:
+    """torch.scatter_reduce as sums and extremes that sources of several ranks can have terms of."""
+    is_exact = x.dtype in (torch.float32, torch.float64)
+    is_extreme = reduce in EXTREMES
+    is_op = reduce == "prod" or (include_self and is_extreme)
+    if is_op or not is_exact or not all(t.dim() and t.numel() for t in (x, index, src)):
+        return NotImplemented
+    zeros = torch.zeros_like(x)
+    total = aten.scatter_add.default(zeros, dim, index, src)
+    if include_self and reduce == "sum":
+        return x + total
+    counts = aten.scatter_add.default(zeros, dim, index, torch.ones_like(src))
+    if is_extreme:
+        start = torch.full_like(x, EXTREMES[reduce])
+        found = aten.scatter_reduce.two(start, dim, index, src, reduce)
+        return torch.where(counts == 0, x, found)
+    if include_self:
+        return (x + total) / (counts + 1)
+    total = total / counts.clamp(min=1) if reduce == "mean" else total
+    return torch.where(counts == 0, x, total)
+
+
+EXTREMES = {"amax": -math.inf, "amin": math.inf}
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 OWN: dict[Any, Callable[..., Any]] = {
     **reductions.TABLE,
@@ -190,6 +221,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.var.correction: _var,
     aten.max.default: _unless_empty(aten.amax.default),
     aten.min.default: _unless_empty(aten.amin.default),
+    aten.scatter_reduce.two: _scatter_reduce,
     aten.addmm.default: _product_then_add(aten.mm.default),
     aten.addbmm.default: _product_then_add(_sum_of_products),
     aten.addmv.default: _product_then_add(aten.mv.default),

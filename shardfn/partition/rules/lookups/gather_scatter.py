@@ -14,6 +14,7 @@ import torch
 from ...emission.graph_builder import Builder, LocalShard
 from ...rule_api.op_record import Op
 from ...rule_api.strategy import Choice, OpCall, replicated, together
+from ..dtypes import reduces
 
 aten = torch.ops.aten
 
@@ -110,14 +111,20 @@ def index_select(call: OpCall) -> list[Choice]:
 
 
 def _one_by_one(call: OpCall) -> list[Choice]:
-    """Shard a scatter_reduce over the dims that are not indexed."""
+    """Shard a scatter_reduce over the dims that are not indexed. Extremes of the sources of each
+    rank and of the target are a Partial maximum or minimum.
+    """
     x = call.ins[0]
     if any(t.dim() == 0 for t in call.ins):
         return [replicated(call)]
     dim = call.args[1] % x.dim()
     same = _same_sizes(call, *range(len(call.ins)))
     others = _except(same, dim)
-    return [replicated(call), *together(call, others)]
+    choices = [replicated(call), *together(call, others)]
+    partial = EXTREMES.get(call["reduce"])
+    if partial and call["include_self"] and reduces(x.dtype) and dim in _same_sizes(call, 1, 2):
+        choices.append((("R", dim, dim), (partial,)))
+    return choices
 
 
 def index_reduce(call: OpCall) -> list[Choice]:
@@ -263,6 +270,7 @@ def lower_scatter(target: Any) -> Any:
     return lower
 
 
+EXTREMES = {"amax": "max", "amin": "min"}  # of a scatter_reduce -> the Partial reduction
 SCATTERS = (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)
 
 
