@@ -352,7 +352,7 @@ def test_a_pending_sum_needs_an_example() -> None:
             "rule(rules.product.default), 'i k, k j, j -> i j': sharding k leaves a Partial "
             "sum, which is right only if the op sums over it"
         ),
-        "  needed: a proof",
+        "  needed: an example, by which the rule is proved",
         "  try: example=(arguments of the op), or need_whole=('k',)",
     ]
 
