@@ -198,22 +198,16 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="methods of tensors that work in place",
-        why="Dynamo answers with a shape from before squeeze_, t_ and the like, and leaves out "
-        "random_, whose ATen name is a word of Python's",
-        lost="a shape read after squeeze_ would be the old one, and x.random_() would draw nothing",
+        why="Dynamo answers with a shape from before squeeze_, t_ and the like, leaves out "
+        "random_, whose ATen name is a word of Python's, and takes the flags, the attributes and "
+        "the identity of fake tensors for those of the arguments",
+        lost="a shape read after squeeze_ would be the old one, x.random_() would draw nothing, "
+        "and x.requires_grad of an argument would be False",
         until="later than 2.13",
         calls={
             TENSOR_ATTRIBUTE: reading.fresh,
             VARIABLES + "TensorVariable.unpack_var_sequence": reading.fresh,
             VARIABLES + "TensorVariable.call_method": reading.fresh_or_random,
-        },
-    ),
-    Patch(
-        what="facts of arguments",
-        why="Dynamo reads fake tensors, which have not the identity of the arguments",
-        lost="id(x) and `x is y` would tell one tensor that is given twice from itself",
-        on_missing=DEGRADE,
-        calls={
             VARIABLES + "BuiltinVariable.call_function": argument_facts.identified,
             VARIABLES + "TensorVariable.hash_impl": argument_facts.hashed,
             VARIABLES + "BuiltinVariable._comparison_with_tensor": argument_facts.compared,

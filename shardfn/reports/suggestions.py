@@ -84,7 +84,7 @@ class Suggestion:
 
     arguments: tuple[Change, ...]
     results: tuple[Change, ...]
-    in_placements: tuple[Any, ...] = attrs.field(repr=False)
+    in_placements: tuple[Any, ...] | dict[str, Any] = attrs.field(repr=False)
     sent: tuple[float, float]
     held: tuple[int, int]
     price: tuple[float, float]

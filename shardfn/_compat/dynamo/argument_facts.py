@@ -108,7 +108,7 @@ def argument_of(fake: Any) -> Argument | None:
     return getattr(unwrapped(fake), NAME, None) if isinstance(fake, torch.Tensor) else None
 
 
-def answer(fake: Any, name: str) -> Any:
+def answer(fake: Any, name: Any) -> Any:
     """Return the value of an attribute of an argument; NotImplemented where the fake tensor knows.
 
     Stops Dynamo at an attribute that is no value of the argument.

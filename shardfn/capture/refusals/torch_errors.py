@@ -183,7 +183,7 @@ CAUSES = (
         f"a new value; {BUFFERS}, as aux of a derivative (has_aux=True)",
     ),
     (
-        "inplace arithmetic(self",
+        "in extra_args that has more elements",
         "under vmap, it writes values that differ between the samples to a tensor that they share",
         "x.new_zeros(shape) or zeros_like(x) of a tensor x that differs; or the op that returns "
         "the value",

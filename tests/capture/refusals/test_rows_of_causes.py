@@ -168,6 +168,9 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "sparse_coo_tensor": jit(
         lambda x: torch.sparse_coo_tensor(torch.zeros(1, 6, dtype=torch.int64), x, (6,)).to_dense()
     ),
+    "in extra_args that has more elements": jit(
+        lambda x: sf.vmap(lambda y: torch.zeros(3, dtype=y.dtype).mul_(y))(x)
+    ),
     "Tensor.resize_()": jit(lambda x: x.clone().resize_(3)),
 }
 
