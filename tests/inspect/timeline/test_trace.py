@@ -225,4 +225,4 @@ def test_a_file_with_another_ending_and_one_without_a_folder_are_refused(tmp_pat
     with pytest.raises(sf.ShardError) as error:
         time.trace(tmp_path / "absent" / "step.json")
     assert "cannot be written: No such file or directory" in str(error.value)
-    assert "try: use a folder that exists" in str(error.value)
+    assert "try: a folder that exists" in str(error.value)
