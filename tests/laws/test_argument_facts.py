@@ -148,6 +148,17 @@ def test_a_function_that_asks_nothing_is_captured_once() -> None:
     assert cache.counts["captures"] == before
 
 
+def test_attributes_that_it_does_not_ask_for_make_no_program() -> None:
+    step = sf.jit(lambda d: ASKING["a tag"](d), backend="aten")
+    counts = []
+    for i in range(3):
+        tree = parameters()
+        tree["a"].number, tree["b"].of = i, object()  # type: ignore[attr-defined]
+        step(tree)
+        counts.append(cache.counts["captures"])
+    assert len({*counts}) == 1
+
+
 def test_no_program_keeps_its_arguments_alive() -> None:
     tree = parameters()
     step = sf.jit(ASKING["requires_grad"], backend="aten")

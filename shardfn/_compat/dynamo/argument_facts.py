@@ -20,7 +20,9 @@ from .refused import refuse
 
 READS_ARGUMENT = "it asks an argument tensor for"
 NAME = "_argument"  # of the attribute of a fake tensor
-IDENTITY = "identity"  # the number of the first argument that is the same tensor
+# questions that are no name of an attribute
+IDENTITY = "which argument it is"
+PARAMETER = "whether it is an nn.Parameter"
 CONSTANT = (bool, int, float, str, bytes, type(None))
 Facts = tuple[tuple[str, tuple[Any, ...]], ...]  # what was asked, and the answer of each leaf
 
@@ -29,21 +31,21 @@ def _has_gradient(x: torch.Tensor) -> bool:
     return x.is_leaf and x.grad is not None
 
 
-def _own_attributes(x: torch.Tensor) -> tuple[tuple[str, Any], ...]:
-    """List the attributes that the user gave to a tensor."""
-    if isinstance(x, DTensor) or not x.__dict__:
-        return ()
-    rows = sorted(x.__dict__.items())
-    return tuple((name, (type(v), v) if isinstance(v, CONSTANT) else id(v)) for name, v in rows)
-
-
 QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "requires_grad": lambda x: x.requires_grad,
     "is_leaf": lambda x: x.is_leaf,
     "grad": _has_gradient,
-    "attributes": _own_attributes,
-    "parameter": lambda x: isinstance(x, torch.nn.Parameter),
+    PARAMETER: lambda x: isinstance(x, torch.nn.Parameter),
+    IDENTITY: id,  # compared by the first leaf of each
 }
+
+
+def _attribute(x: torch.Tensor, name: str) -> tuple[Any, ...]:
+    """Return the class and the value of an attribute that the user gave to a tensor."""
+    if isinstance(x, DTensor) or name not in x.__dict__:
+        return ()
+    value = x.__dict__[name]
+    return (type(value), value if isinstance(value, CONSTANT) else None)
 
 
 @attrs.define(eq=False)
@@ -52,7 +54,7 @@ class Asked:
 
     Args:
         leaves: the arguments.
-        questions: those that it has asked.
+        questions: those of `QUESTIONS`, and the names of attributes.
     """
 
     leaves: Sequence[Any]
@@ -64,12 +66,10 @@ class Asked:
 
 
 def _answers(question: str, leaves: Sequence[Any]) -> tuple[Any, ...]:
-    if question == IDENTITY:
-        first: dict[int, int] = {}
-        tensors = [(i, x) for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
-        return tuple(first.setdefault(id(x), i) for i, x in tensors)
-    ask = QUESTIONS[question]
-    return tuple(ask(x) if isinstance(x, torch.Tensor) else None for x in leaves)
+    """Return the answer of each leaf. A question that has no row is the name of an attribute."""
+    ask = QUESTIONS.get(question) or (lambda x: _attribute(x, question))
+    answers = [ask(x) if isinstance(x, torch.Tensor) else None for x in leaves]
+    return tuple(map(answers.index, answers) if question == IDENTITY else answers)
 
 
 def have_facts(leaves: Sequence[Any], facts: Facts) -> bool:
@@ -124,11 +124,11 @@ def answer(fake: Any, name: Any) -> Any:
         is_there = x is not None and _has_gradient(x)
         refuse(f"{READS_ARGUMENT} its .grad;" if is_there else None)
     elif not hasattr(torch.Tensor, name):
-        x = argument.ask("attributes")
-        if x is None or isinstance(x, DTensor) or name not in x.__dict__:
+        x = argument.ask(name)
+        if x is None or not (found := _attribute(x, name)):
             return NotImplemented
-        value = x.__dict__[name]
-        refuse(None if isinstance(value, CONSTANT) else f"{READS_ARGUMENT} its .{name};")
+        kind, value = found
+        refuse(None if issubclass(kind, CONSTANT) else f"{READS_ARGUMENT} its .{name};")
         return value
     return NotImplemented
 
@@ -167,4 +167,4 @@ def _refuse_twice(asked: Sequence[Any]) -> None:
 def is_parameter(fake: Any) -> bool:
     """Return whether the argument that a fake tensor stands for is an nn.Parameter."""
     argument = argument_of(fake)
-    return argument is not None and isinstance(argument.ask("parameter"), torch.nn.Parameter)
+    return argument is not None and isinstance(argument.ask(PARAMETER), torch.nn.Parameter)
