@@ -141,6 +141,11 @@ def annotate_pipeline(text: str) -> Any:
     return torch.fx.traceback.annotate({PIPELINE: text})
 
 
+def is_of_pipeline(node: torch.fx.Node) -> bool:
+    """Return whether a loop over microbatches is that of a pipeline."""
+    return PIPELINE in (node.meta.get("custom") or {})
+
+
 def is_pipelined() -> bool:
     """Whether the scan that is being traced is one over the microbatches of a pipeline."""
     return PIPELINE in (torch.fx.traceback.get_current_meta().get("custom") or {})

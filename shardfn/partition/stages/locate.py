@@ -16,7 +16,7 @@ import attrs
 from torch.fx import Node
 
 from ... import source_text
-from ...capture.annotations import PIPELINE
+from ...capture.annotations import PIPELINE, is_of_pipeline
 from ...collectives import ALL_REDUCE
 from ...errors import PlacementError, ScheduleError
 from ...ops.loops import Scan
@@ -427,7 +427,7 @@ def _is_pipeline(step: Nested) -> bool:
     """Whether a step runs by a schedule. A pipeline whose sums are saved after each microbatch, as
     a derivative of it does, has the order of a loop.
     """
-    if PIPELINE not in (step.node.meta.get("custom") or {}):
+    if not is_of_pipeline(step.node):
         return False
     (plan,) = step.plans
     scan: Any = step.node.target

@@ -13,7 +13,7 @@ from ... import schedule as passes
 from ...accepted import accept
 from ...buckets import BucketPlan
 from ...capture import Arguments, Captured
-from ...capture.annotations import PIPELINE
+from ...capture.annotations import is_of_pipeline
 from ...compile.kernel_times import prices_as_run
 from ...compile.memory import memory_as_run
 from ...errors import PlacementError, ShardError, call_site
@@ -203,8 +203,8 @@ class Traced:
         warn_of_expensive(self, planned, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
-        metas = [step.node.meta.get("custom") or {} for step in chosen.steps]
-        if chosen.stage_axis is not None and any(PIPELINE in meta for meta in metas):
+        is_piped = any(is_of_pipeline(step.node) for step in chosen.steps)
+        if is_piped and chosen.stage_axis is not None:
             got = "autograd follows the call, and a pipelined_grad is in the function"
             raise PlacementError.of(
                 self.request.name, got, fix=WITHOUT_AUTOGRAD, source=call_site()
