@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts, forget
 
 import shardfn as sf
 from shardfn import state
 from shardfn.partition import redistribute
 from shardfn.partition.rule_api import registry
-from shardfn.runtime import cache
 from tests.support.reading.source import ROOT, Module, imports, modules, parse
 
 # Made to be written to, whether a write is seen or not.
@@ -169,7 +169,7 @@ def _targets(own: list[ast.AST], rebound: set[str]) -> Iterator[ast.expr]:
 
 
 def _resolved(target: ast.expr, known: dict[str, str]) -> str | None:
-    """The place of an object: of `_rules`, or of `cache.counts` where cache is a module."""
+    """The place of an object: of `_rules`, or of `counts` where cache is a module."""
     while isinstance(target, ast.Subscript):
         target = target.value
     if isinstance(target, ast.Name):
@@ -284,16 +284,16 @@ def test_clear_forgets_programs_and_prices_and_keeps_rules_worlds_and_links() ->
         finally:
             registry.remove(entry)
         assert redistribute._route.cache_info().currsize == 0
-        assert not cache.counts and not run.request.store.entries
+        assert not counts and not run.request.store.entries
         assert sf.mesh.axes_of(mesh).costs == costs != ()
         run(torch.ones(4))
-        assert cache.counts["captures"] == 1
+        assert counts["captures"] == 1
 
 
 def test_the_runtimes_clear_is_the_same_one() -> None:
     run = sf.jit(lambda x: x + 1, backend="aten")
     run(torch.ones(3))
-    cache.clear()
-    assert not cache.counts
+    forget()
+    assert not counts
     run(torch.ones(3))
-    assert cache.counts["captures"] == 1
+    assert counts["captures"] == 1

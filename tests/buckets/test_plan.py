@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardfn as sf
-from shardfn.buckets import Bucket
 
 
-def bucket(index: int = 0, *names: str, **fields: Any) -> Bucket:
+def bucket(index: int = 0, *names: str, **fields: Any) -> sf.Bucket:
     said = {
         "kind": "all_reduce",
         "axis": "dp",
@@ -29,10 +28,10 @@ def bucket(index: int = 0, *names: str, **fields: Any) -> Bucket:
         "first_use": "result",
         "sizes": tuple(10 * (i + 1) for i in range(len(names))),
     } | fields
-    return Bucket(index=index, leaves=names, **said)
+    return sf.Bucket(index=index, leaves=names, **said)
 
 
-def plan(*buckets: Bucket, **fields: Any) -> sf.BucketPlan:
+def plan(*buckets: sf.Bucket, **fields: Any) -> sf.BucketPlan:
     return sf.BucketPlan("step", "(dp=2)", buckets, **fields)
 
 

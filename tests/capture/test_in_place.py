@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 
 DTYPE = torch.float64
 X, Y = (torch.randn(5, 4, dtype=DTYPE, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
@@ -222,7 +222,7 @@ def wanted_of(fn: Program) -> Any:
 
 
 def assert_same(got: Any, wanted: Any) -> None:
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         if not isinstance(b, torch.Tensor):
             assert a == b
             continue

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 
 import shardfn as sf
 from shardfn import P
 from shardfn.compile.collective_order import collective_events, refuse_other_order
-from shardfn.runtime import cache
 from shardfn_demo import adamw
 
 WIDTH, ROWS = 64, 32
@@ -123,12 +123,12 @@ def test_s9_5_caps_of_1_and_of_100_mb_capture_once_and_compile_the_same_compute_
 ) -> None:
     params, batch = shapes(8, 300)
     train = sf.shard(sf.bucketed_grad(loss_fn), world, (P(), P("dp")))
-    cache.counts.clear()
+    counts.clear()
     traced = train.trace(params, batch)
     small, large = traced.lower(cap="1MB"), traced.lower(cap="100MB")
     assert len(small.plan.buckets) == 3 and len(large.plan.buckets) == 2
     assert kernels(small.compile().code) == kernels(large.compile().code)
-    assert cache.counts["captures"] == 1
+    assert counts["captures"] == 1
 
 
 def kernels(code: str) -> list[str]:

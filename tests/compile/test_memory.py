@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from bench.remat import peak
 from shardfn import P
-from shardfn._tree import leaves
 from shardfn_demo import adamw, gpt, runs, train
 from tests.support.stages import parallel
 from tests.support.stages.allocations import allocated
@@ -91,7 +91,7 @@ def test_the_stated_peak_is_what_the_compiled_program_is_seen_to_allocate(name: 
     step = sf.jit(sf.value_and_grad(loss))
     step(w, x)
     lowered = step.lower(w, x)
-    given = [*leaves((w, x)), *lowered.traced.captured.closed_over]
+    given = [*tree_leaves((w, x)), *lowered.traced.captured.closed_over]
     seen = peak(lambda: step(w, x)) + sum(y.nbytes for y in given)
     assert LOW <= lowered.memory.peak / seen <= HIGH
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 
 import shardfn as sf
 from shardfn import P, _compat
 from shardfn._compat import CACHE_DIR
 from shardfn._compat.compilations.undisturbed import SettingsChanged, undisturbed
 from shardfn.compile import once
-from shardfn.runtime import cache
 from shardfn.stored import own_folder
 from shardfn.stored.folder import SUFFIX, _warned
 from tests.support.ranks import run_ranks
@@ -41,8 +41,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def compilations(call: Any) -> tuple[Any, int]:
-    before = cache.counts["compilations"]
-    return call(), cache.counts["compilations"] - before
+    before = counts["compilations"]
+    return call(), counts["compilations"] - before
 
 
 def stored() -> list[Path]:
@@ -56,13 +56,13 @@ def stored() -> list[Path]:
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_a_call_spends_nothing_that_compile_has_spent(backend: str) -> None:
     step = sf.jit(lambda x: cubed(x) + 1, backend=backend)
-    before = dict(cache.counts)
+    before = dict(counts)
     compiled = step.compile(sf.ShapeDtype((7,)))
-    spent = dict(cache.counts)
+    spent = dict(counts)
     assert spent["partitions"] == before.get("partitions", 0) + 1
     assert torch.equal(step(X), compiled(X))
-    assert dict(cache.counts) == spent and step.compile(X) is not None
-    assert dict(cache.counts) == spent
+    assert dict(counts) == spent and step.compile(X) is not None
+    assert dict(counts) == spent
 
 
 def test_compile_serves_no_call_of_another_kind() -> None:
@@ -155,7 +155,7 @@ def on_ranks(folder: str) -> tuple[int, torch.Tensor]:
     step = sf.shard(cubed, mesh, P("dp"), P("dp"))
     step.compile(sf.ShapeDtype((8,)))
     result = sf.full(step(torch.arange(8.0)))
-    return cache.counts["compilations"], result
+    return counts["compilations"], result
 
 
 def test_ranks_with_equal_programs_compile_once(tmp_path: Path) -> None:

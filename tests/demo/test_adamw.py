@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
-from shardfn._tree import leaves
 from shardfn_demo import adamw
 
 OPTIONS = ({"lr": 1e-2}, {"lr": 0.3, "betas": (0.7, 0.999), "eps": 1e-3, "weight_decay": 0.5})
@@ -22,12 +22,12 @@ def test_seven_steps_equal_torchs_optimizer(options):
     state = adamw.init(params) | {"step": torch.zeros((), dtype=torch.float64)}
     theirs = sf.tree_map(lambda p: p.clone().requires_grad_(), params)
     optimizer = torch.optim.AdamW(
-        leaves(theirs), **{"betas": (0.9, 0.95), "weight_decay": 0.01, **options}
+        tree_leaves(theirs), **{"betas": (0.9, 0.95), "weight_decay": 0.01, **options}
     )
     for seed in range(1, 8):
         grads = trees(seed)
         params, state = adamw.update(params, grads, state, **options)
-        for p, g in zip(leaves(theirs), leaves(grads), strict=True):
+        for p, g in zip(tree_leaves(theirs), tree_leaves(grads), strict=True):
             p.grad = g
         optimizer.step()
     torch.testing.assert_close(

@@ -18,10 +18,10 @@ from torch.distributed.nn import functional as forms
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.simulated import SimulatedTensor
 from tests.support.reading.source import ROOT
 from tests.transforms.test_flattened import Pair
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from equality import close
 from torch.distributed.tensor import DTensor
-
-from shardfn.simulated import SimulatedTensor
+from worlds import SimulatedTensor
 
 
 def plain(out: Any) -> Any:

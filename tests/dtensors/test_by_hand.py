@@ -10,9 +10,9 @@ import pytest
 import torch
 from effort import asked
 from ranks import run_ranks
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 from tests.dtensors.by_hand import BY_HAND, loss_of_forms, loss_of_lists, loss_of_lists_by_sums
 from tests.dtensors.compared import assert_same, of_rank, plain
 from tests.dtensors.programs import own

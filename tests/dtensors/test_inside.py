@@ -12,9 +12,9 @@ from ranks import run_ranks
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 from tests.dtensors.compared import assert_same, of_rank, plain
 from tests.dtensors.programs import (
     LOSSES,

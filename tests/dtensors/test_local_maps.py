@@ -14,9 +14,9 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 
 R, ROWS, COLUMNS = [Replicate()], [Shard(0)], [Shard(1)]
 X = torch.arange(48.0, dtype=torch.float64).reshape(8, 6).sin()

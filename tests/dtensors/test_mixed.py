@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from stagings import counts
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime.cache import counts
-from shardfn.simulated import SimulatedTensor
 
 R, S = [Replicate()], [Shard(0)]
 ROWS = [torch.arange(8.0).view(4, 2) + 10 * k for k in range(2)]

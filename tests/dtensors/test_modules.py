@@ -11,16 +11,15 @@ import pytest
 import torch
 from equality import close
 from ranks import run_ranks
+from stagings import counts
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing import assert_close
-from worlds import simulated
+from worlds import SimulatedTensor, simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime.cache import counts
-from shardfn.simulated import SimulatedTensor
 from tests.dtensors.compared import assert_same, of_rank
 
 PLANS: dict[str, dict[str, Any]] = {

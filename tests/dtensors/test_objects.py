@@ -20,10 +20,10 @@ from torch.distributed.distributed_c10d import (
 )
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.simulated import SimulatedTensor
 from tests.transforms.test_flattened import Pair
 
 S, R = Shard(0), Replicate()

@@ -22,9 +22,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 
 S, R = Shard(0), Replicate()
 

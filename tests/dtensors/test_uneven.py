@@ -10,9 +10,9 @@ import pytest
 import torch
 from effort import asked
 from ranks import run_ranks
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 from tests.dtensors.compared import assert_same, of_rank, plain
 from tests.dtensors.uneven import LOSSES, ON_TWO_AXES, PROGRAMS, Program, argument, same
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 
 OWN = [torch.arange(4.0) + 10 * rank for rank in range(4)]
 

@@ -12,11 +12,11 @@ import schemes
 import torch
 from equality import close
 from ranks import run_ranks
+from stagings import counts, forget
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
-from shardfn.runtime import cache
 
 LOSSES = {
     "gpt": (models.gpt_loss, lambda: models.gpt_params(1), models.tokens),
@@ -111,7 +111,7 @@ def run_case(case: Any, backend: str = "aten", rows: int | None = None) -> Any:
     )
     step = low.compile()
     out = step(step(params, x, y)[0], x, y)
-    return [d.to_local() for d in leaves(out)], sf.full(out), low.plan
+    return [d.to_local() for d in tree_leaves(out)], sf.full(out), low.plan
 
 
 def wanted(case: Any, rows: int | None = None) -> Any:
@@ -122,7 +122,7 @@ def wanted(case: Any, rows: int | None = None) -> Any:
 
 
 def equal_one_device(whole: Any, case: Any, rows: int | None = None) -> None:
-    for a, b in zip(leaves(whole), leaves(wanted(case, rows)), strict=True):
+    for a, b in zip(tree_leaves(whole), tree_leaves(wanted(case, rows)), strict=True):
         close(a, b)
 
 
@@ -152,15 +152,15 @@ EVEN = 6  # rows over two ranks: most kernels of one rank are those of the other
 
 
 def compiled(case: Any) -> Any:
-    cache.clear()
-    return run_case(case, "inductor", EVEN)[1], dict(cache.counts)
+    forget()
+    return run_case(case, "inductor", EVEN)[1], dict(counts)
 
 
 def test_compiled_with_inductor_buckets_on_gloo_equal_one_device() -> None:
     case = CASES[2]["mlp in flight"]
-    for whole, counts in run_ranks(2, compiled, case):
+    for whole, added in run_ranks(2, compiled, case):
         equal_one_device(whole, case, EVEN)
-        assert (counts["captures"], counts["compilations"]) == (1, 1), (
+        assert (added["captures"], added["compilations"]) == (1, 1), (
             "one graph, one compilation, however many buckets"
         )
 

@@ -15,12 +15,13 @@ import schemes
 import torch
 from effort import asked
 from ranks import run_ranks
+from stagings import counts, forget
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
-from shardfn.runtime import agreement, cache
+from shardfn.runtime import agreement
 
 # (model, mesh, scheme, batch placement)
 CASES: dict[int, dict[str, tuple[str, dict[str, int], str, Any]]] = {
@@ -55,7 +56,7 @@ def run_case(
     step = sf.shard(models.STEPS[model], mesh, (placed, batch, batch), backend=backend)
     out = step(params, x, y)
     out = step(out[0], x, y)
-    return [d.to_local() for d in leaves(out)], sf.full(out)
+    return [d.to_local() for d in tree_leaves(out)], sf.full(out)
 
 
 def every_case(cases: Any) -> Any:
@@ -85,7 +86,7 @@ def test_gloo_equals_one_device(n: int, name: str, world: World) -> None:
     first = models.oracle(loss_fn, make_params(), *make_batch())
     wanted = models.oracle(loss_fn, first[0], *make_batch())
     for rank in world(n):
-        for a, b in zip(leaves(rank[name][1]), leaves(wanted), strict=True):
+        for a, b in zip(tree_leaves(rank[name][1]), tree_leaves(wanted), strict=True):
             assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
@@ -105,9 +106,9 @@ EVEN = 6  # rows over two ranks: most kernels of one rank are those of the other
 
 
 def compiled(case: Any) -> Any:
-    cache.clear()
+    forget()
     first = run_case(case, backend="inductor", rows=EVEN)
-    return first, dict(cache.counts)
+    return first, dict(counts)
 
 
 def test_inductor_on_gloo_equals_one_device() -> None:
@@ -116,7 +117,7 @@ def test_inductor_on_gloo_equals_one_device() -> None:
     batch = [part[:EVEN] for part in make_batch()]
     wanted = models.oracle(loss_fn, models.oracle(loss_fn, make_params(), *batch)[0], *batch)
     for (_, whole), _ in ranks:
-        for a, b in zip(leaves(whole), leaves(wanted), strict=True):
+        for a, b in zip(tree_leaves(whole), tree_leaves(wanted), strict=True):
             assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 

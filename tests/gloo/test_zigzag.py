@@ -10,9 +10,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from ranks import run_ranks
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
-from shardfn import P, _tree
+from shardfn import P
 
 MESHES: dict[int, tuple[dict[str, int], P]] = {
     2: ({"cp": 2}, P(None, sf.zigzag("cp"))),
@@ -50,7 +51,7 @@ def results(n: int, backend: str) -> list[torch.Tensor]:
     again = sf.distribute(x, mesh, spec)
     assert torch.equal(sf.full(again), x)
     found = sf.shard(step, mesh, specs, backend=backend)(again, w)
-    return [*_tree.leaves(sf.full(found)), sf.full(sf.from_local(again.to_local(), mesh, spec))]
+    return [*tree_leaves(sf.full(found)), sf.full(sf.from_local(again.to_local(), mesh, spec))]
 
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from alive import Alive
 from ranks import run_ranks
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 from shardfn.inspect.memory import KINDS
 
 
@@ -30,7 +30,7 @@ def test_the_peak_is_within_5_percent_of_what_is_counted(model: str) -> None:
     loss, make_params, make_batch = models.LOSSES[model]
     params, (x, y) = make_params(), make_batch(6)
     low = sf.jit(sf.value_and_grad(loss), backend="aten").lower(params, x, y)
-    given = [*leaves(params), x, y]
+    given = [*tree_leaves(params), x, y]
     assert low.memory.peak == pytest.approx(counted(low.program.graph, given), rel=0.05)
 
 
@@ -94,7 +94,7 @@ def test_the_peak_of_loops_is_within_5_percent_and_its_tensors_add_up_to_it(name
     found = low.memory
     assert sum(tensor.nbytes for tensor in found.alive) == found.peak
     holders = low.program.graph.find_nodes(op="placeholder")
-    given = [*leaves(params), x, *low.traced.captured.closed_over]
+    given = [*tree_leaves(params), x, *low.traced.captured.closed_over]
     assert len(given) == len(holders)
     assert found.peak == pytest.approx(counted(low.program.graph, given), rel=0.05)
 
@@ -108,7 +108,7 @@ def on_a_rank() -> Any:
     places = (P("dp"), P("dp"), P("dp"))
     step = sf.shard(sf.bucketed_grad(loss), mesh, places, backend="aten")
     step(place, *batch)
-    given = [d.to_local() for d in leaves((place, batch))]
+    given = [d.to_local() for d in tree_leaves((place, batch))]
     with Alive(given) as counting:
         step(place, *batch)
     return step.lower(place, *batch).memory.peak, counting.peak

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 from torch import nn
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 
 Tree = dict[str, torch.Tensor]
 X = torch.arange(1.0, 6.0, dtype=torch.float64)
@@ -142,21 +142,21 @@ def test_a_function_that_asks_nothing_is_captured_once() -> None:
     step = sf.jit(lambda d: sum_of(p.square().sum() for p in d.values()), backend="aten")
     with torch.no_grad():
         step(plain())
-        before = cache.counts["captures"]
+        before = counts["captures"]
         for make in TREES:
             step(make())
-    assert cache.counts["captures"] == before
+    assert counts["captures"] == before
 
 
 def test_attributes_that_it_does_not_ask_for_make_no_program() -> None:
     step = sf.jit(lambda d: ASKING["a tag"](d), backend="aten")
-    counts = []
+    captures = []
     for i in range(3):
         tree = parameters()
         tree["a"].number, tree["b"].of = i, object()  # type: ignore[attr-defined]
         step(tree)
-        counts.append(cache.counts["captures"])
-    assert len({*counts}) == 1
+        captures.append(counts["captures"])
+    assert len({*captures}) == 1
 
 
 def test_no_program_keeps_its_arguments_alive() -> None:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from stagings import counts, forget
 from torch.distributed.device_mesh import DeviceMesh
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime.cache import counts
 
 AXES = ("i", "j")
 
@@ -206,15 +206,13 @@ def test_a_program_that_is_known_is_not_run_on_a_mesh_that_it_does_not_name(mesh
 
 
 def test_programs_that_name_no_mesh_are_captured_once_for_all(meshes: Meshes) -> None:
-    from shardfn.runtime import cache
-
     def fn(x: torch.Tensor) -> torch.Tensor:
         return mapped(None)(x)
 
-    cache.clear()
+    forget()
     for mesh in meshes:
         assert shard(fn, mesh)(values()).device_mesh is mesh
-    assert cache.counts["captures"] == 1
+    assert counts["captures"] == 1
 
 
 def test_an_object_that_is_no_mesh_is_refused_inside_as_outside(meshes: Meshes) -> None:

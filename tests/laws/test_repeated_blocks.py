@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
-from shardfn import _tree
 from tests.support.outlined import copies, outlined, run_outlined
 
 CASES = 300
@@ -102,8 +102,8 @@ def test_a_program_with_calls_computes_what_the_function_computes(seed: int) -> 
     program = Program(seed)
     donated = 0 if program.is_donated else ()
     lowered = sf.jit(program.step, donate_argnums=donated).lower(program.params, program.x)
-    wanted = _tree.leaves(program.step(program.params, program.x))
-    given = [x.clone() for x in _tree.leaves((program.params, program.x))]
+    wanted = tree_leaves(program.step(program.params, program.x))
+    given = [x.clone() for x in tree_leaves((program.params, program.x))]
     for result, expected in zip(run_outlined(lowered, given), wanted, strict=True):
         torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from stagings import counts, forget
 from torch import nn
 from versions import is_before
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 
 DTYPE = torch.float64
 ROWS = P("a")
@@ -170,11 +170,11 @@ def test_s6_a_redistribution_inside_is_no_constant_and_follows_its_input() -> No
             "prim_redistribute" in str(n.target) and n.all_input_nodes
             for n in fn.trace(values(5, 4)).program.graph.graph.nodes
         )
-        before = cache.counts["captures"]
+        before = counts["captures"]
         for seed in range(3):
             x = values(5, 4, seed=seed)
             assert torch.equal(sf.full(fn(x)), x * 2 + 2)
-        assert cache.counts["captures"] == before
+        assert counts["captures"] == before
         assert torch.equal(
             sf.full(sharded(sf.grad(lambda x: (moved(x) ** 2).sum()), P("a"))(x)),
             8 * (x * 2 + 2) / 2,
@@ -294,7 +294,7 @@ def test_s12_where_an_out_tensor_ends_up_does_not_depend_on_earlier_calls() -> N
             for spec in (P("a"), P())
         }
         for order in ((P("a"), P()), (P(), P("a")), (P("a"), P("a"), P())):
-            cache.clear()
+            forget()
             results = {spec: fns[spec](x, y) for spec in order}
             assert all(torch.equal(sf.full(r), x @ y) for r in results.values())
             found.append({spec: r.placements for spec, r in results.items()})

@@ -15,10 +15,11 @@ import schemes
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Shard
+from torch.utils._pytree import tree_leaves
 from worlds import simulated
 
 import shardfn as sf
-from shardfn import P, _tree
+from shardfn import P
 
 LENGTH = 24  # 2n divides it for 2, 3 and 4 ranks
 MESHES: dict[str, tuple[dict[str, int], P]] = {
@@ -163,7 +164,7 @@ def test_a_step_of_a_gpt_is_that_of_one_device(mesh: str, scheme: str) -> None:
     with simulated(**axes) as at:
         step = sf.shard(models.sgd_step(models.gpt_loss), at, (placed, spec, spec), backend="aten")
         got = sf.full(step(params, x, y))
-    for a, b in zip(_tree.leaves(got), _tree.leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 

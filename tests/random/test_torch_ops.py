@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributions as D
 from equality import close
+from stagings import counts
 from torch.testing import assert_close
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, random
 from shardfn.errors import CaptureError, ShardError, TreeError
-from shardfn.runtime.cache import counts
 
 F = torch.nn.functional
 X = torch.linspace(-2, 2, 6 * 5, dtype=torch.float64).view(6, 5)

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from alive import Alive
-
-from shardfn._tree import leaves
+from torch.utils._pytree import tree_leaves
 
 c10d = torch.ops._c10d_functional
 
 
 def _nbytes(x: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in leaves(x))
+    return sum(t.numel() * t.element_size() for t in tree_leaves(x))
 
 
 def _gathered(x: torch.Tensor, n: int) -> torch.Tensor:

@@ -11,10 +11,10 @@ import torch
 from ranks import run_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn import P, _tree
-from shardfn.simulated import SimulatedTensor
 from tests.transforms.test_flattened import A, B, Pair, staged
 
 

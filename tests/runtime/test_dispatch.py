@@ -8,10 +8,11 @@ from unittest import mock
 
 import pytest
 import torch
+from stagings import counts
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache, dispatch
+from shardfn.runtime import dispatch
 from tests.support.ranks import run_ranks
 
 X = torch.arange(3.0)
@@ -19,9 +20,9 @@ X = torch.arange(3.0)
 
 def staged(call: Callable[[], Any]) -> dict[str, int]:
     """What a call added to the counts of stages."""
-    before = dict(cache.counts)
+    before = dict(counts)
     call()
-    added = {k: n - before.get(k, 0) for k, n in cache.counts.items()}
+    added = {k: n - before.get(k, 0) for k, n in counts.items()}
     return {k: n for k, n in added.items() if n}
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 from support.stages.native import way
 
 import shardfn as sf
-from shardfn.runtime import cache
 
 __all__ = ["way"]
 pytestmark = pytest.mark.usefixtures("way")
@@ -30,9 +30,9 @@ def test_calls_of_one_structure_between_those_of_others(kind: Any) -> None:
     for _ in range(3):  # from the second call on, the structure is known
         found = STEP(kind(a=x, b=y))
         assert (found["sum"], found["first"]) == (5, 2)
-    before = cache.counts["captures"]
+    before = counts["captures"]
     STEP(kind(a=x, b=y))
-    assert cache.counts["captures"] == before
+    assert counts["captures"] == before
     found = STEP(kind(b=y, a=x))  # whose keys come in another order
     assert (found["sum"], found["first"]) == (5, 3)
     found = STEP(kind(a=x, c=y))

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from shardfn._tree import leaves
+from torch.utils._pytree import tree_leaves
 
 
 class Alive(TorchDispatchMode):
@@ -25,7 +24,7 @@ class Alive(TorchDispatchMode):
         self.note(given)
 
     def note(self, tensors: Any) -> None:
-        for x in leaves(tensors):
+        for x in tree_leaves(tensors):
             if isinstance(x, torch.Tensor):
                 storage = x.untyped_storage()
                 key = storage._cdata

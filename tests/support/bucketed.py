@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import attrs
 import torch
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 
 WIDTH, ROWS, WORDS = 5, 7, 6
 MESHES: tuple[dict[str, int], ...] = (
@@ -235,7 +235,7 @@ def autograd(loss: Any, params: Any, *batch: Any) -> Any:
     """(loss, gradients) by torch.autograd on one device."""
     own = sf.tree_map(lambda p: p.clone().requires_grad_(), params)
     value = loss(own, *batch)
-    flat = leaves(own)
+    flat = tree_leaves(own)
     found = (
         torch.autograd.grad(value, flat, allow_unused=True)
         if value.requires_grad

@@ -1,4 +1,4 @@
-"""A simulated world and its mesh."""
+"""A simulated world and its mesh; a tensor of which each rank has its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import shardfn as sf
+from shardfn.simulated import SimulatedTensor
+
+__all__ = ["SimulatedTensor", "simulated"]
 
 
 @contextlib.contextmanager

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 from tests.support.pipelined import randn
 
 Lib: Any = sf  # called with wrong types
@@ -134,9 +134,9 @@ def test_the_best_plan_runs_as_it_stands() -> None:
 
 def test_meshes_and_schedules_are_paired_by_coordinates_from_one_capture_a_schedule() -> None:
     on_one, on_two, zbv = sf.schedules.gpipe(1, 4), sf.schedules.gpipe(2, 4), sf.schedules.zbv(2, 4)
-    before = cache.counts["captures"]
+    before = counts["captures"]
     found = found_for([on_one, on_two, zbv], meshes=[(1, 4), (2, 2), (2, 1)])
-    assert cache.counts["captures"] == before + 3
+    assert counts["captures"] == before + 3
     pairs = {(plan.axes.sizes, getattr(plan.schedule, "name", None)) for plan in found.rows}
     wanted = {((1, 4), "gpipe")}
     wanted |= {(sizes, name) for sizes in [(2, 2), (2, 1)] for name in ("gpipe", "zbv")}

@@ -10,12 +10,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from stagings import counts
 from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
 from shardfn.pipelines import schedules
-from shardfn.runtime import cache
 from shardfn.sweeps.calls import schedule_text
 from shardfn.sweeps.table import Row
 
@@ -75,7 +75,7 @@ STRATEGIES |= {"zero3": lambda mesh: sf.strategy("zero3", PARAMS, mesh), "column
 
 @pytest.fixture(scope="module")
 def swept() -> sf.Sweep:
-    before = cache.counts["captures"]
+    before = counts["captures"]
     found = sf.sweep(
         *(step, *FULL),
         meshes=MESHES,
@@ -84,7 +84,7 @@ def swept() -> sf.Sweep:
         remat=REMAT,
         hardware=["H100", "A100"],
     )
-    assert cache.counts["captures"] == before + 4  # one for each way to call the step
+    assert counts["captures"] == before + 4  # one for each way to call the step
     return found
 
 
@@ -110,15 +110,15 @@ def ranks(row: Row) -> int:
 
 
 def test_meshes_strategies_and_hardware_share_one_capture() -> None:
-    before, lowered = cache.counts["captures"], cache.counts["partitions"]
+    before, lowered = counts["captures"], counts["partitions"]
     found = sf.sweep(
         *(lambda p, x: sgd(p, x), *SMALL),
         meshes=[*MESHES, (8,)],
         strategies=["ddp", "zero3", "zero1"],
         hardware=["H100", "A100", "H200"],
     )
-    assert cache.counts["captures"] == before + 1
-    assert cache.counts["partitions"] == lowered + 3 * 3  # hardware shares programs too
+    assert counts["captures"] == before + 1
+    assert counts["partitions"] == lowered + 3 * 3  # hardware shares programs too
     assert len(found.rows) == 3 * 3 * 3 and not found.refused
 
 
@@ -141,10 +141,10 @@ def test_the_call_of_each_row_makes_its_figures(swept: sf.Sweep) -> None:
 
 
 def test_a_row_is_lowered_again_from_its_capture(swept: sf.Sweep) -> None:
-    before = cache.counts["captures"]
+    before = counts["captures"]
     for row in swept.rows[::3]:
         assert figures(row.lowered(), row) == of_row(row)
-    assert cache.counts["captures"] == before
+    assert counts["captures"] == before
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from stagings import counts
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.export import Dim
@@ -18,7 +19,6 @@ from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 
 D = torch.float64
 W = torch.randn(3, 2, dtype=D, generator=torch.Generator().manual_seed(0))
@@ -30,9 +30,9 @@ def batch(n: int, seed: int = 1) -> Tensor:
 
 def captures(fn: Callable[[], Any]) -> int:
     """How often Python is read in a call."""
-    before = cache.counts["captures"]
+    before = counts["captures"]
     fn()
-    return cache.counts["captures"] - before
+    return counts["captures"] - before
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -105,13 +105,13 @@ def test_a_function_is_captured_once_for_even_and_uneven_sizes(
         fn = AROUND[around](loss)
         own = lambda w, x: fn(w, x)
         step = sf.shard(own, mesh, placed, backend="aten", dynamic=(None, 0))
-        counts = []
+        added = []
         for n in (6, 4, 2):
             x = batch(n)
-            counts.append(captures(lambda x=x: step(W, x)))
+            added.append(captures(lambda x=x: step(W, x)))
             wanted = AROUND[around](loss)(W, x)
             check_equal(sf.full(step(W, x)), wanted)
-        assert counts == [1, 0, 0]
+        assert added == [1, 0, 0]
 
 
 @pytest.mark.parametrize("shape", [(2,), (8,), (2, 4)])
@@ -132,13 +132,13 @@ def test_gradients_are_right_on_other_worlds_and_meshes(shape: tuple[int, ...]) 
 def test_backward_from_outside() -> None:
     with simulated(dp=3) as mesh:
         loss_fn = sf.shard(masked, mesh, (None, P("dp")), backend="aten", dynamic=(None, 0))
-        counts = []
+        added = []
         for n in (6, 4, 9):
             w = W.clone().requires_grad_()
-            counts.append(captures(lambda w=w, n=n: loss_fn(w, batch(n))))
+            added.append(captures(lambda w=w, n=n: loss_fn(w, batch(n))))
             loss_fn(w, batch(n)).backward()
             check_equal(w.grad, sf.grad(masked)(W, batch(n)))
-        assert counts == [1, 0, 0]
+        assert added == [1, 0, 0]
 
 
 def test_a_mark_on_a_tensor_and_on_a_dtensor() -> None:
@@ -202,11 +202,11 @@ def by_size(x: Tensor) -> Tensor:
 
 def test_a_size_that_breaks_a_branch_is_captured_again_and_named() -> None:
     fn = sf.jit(by_size, backend="aten", dynamic=0)
-    counts = []
+    added = []
     for n in (3, 4, 5, 7, 2):
-        counts.append(captures(lambda n=n: fn(batch(n))))
+        added.append(captures(lambda n=n: fn(batch(n))))
         check_equal(fn(batch(n)), by_size(batch(n)))
-    assert counts == [1, 0, 1, 0, 0]
+    assert added == [1, 0, 1, 0, 0]
     line = by_size.__code__.co_firstlineno + 1
     fresh = sf.jit(lambda x: by_size(x), backend="aten", dynamic=0)
     fresh(batch(3))
@@ -222,11 +222,11 @@ def test_a_size_that_breaks_a_branch_is_captured_again_and_named() -> None:
 
 def test_sizes_0_and_1_are_captured_by_themselves() -> None:
     fn = sf.jit(lambda x: x.sum(0) + x.shape[0], backend="aten", dynamic=0)
-    counts = []
+    added = []
     for n in (1, 0, 4, 5, 1, 0):
-        counts.append(captures(lambda n=n: fn(batch(n))))
+        added.append(captures(lambda n=n: fn(batch(n))))
         check_equal(fn(batch(n)), batch(n).sum(0) + n)
-    assert counts == [1, 1, 1, 0, 0, 0]
+    assert added == [1, 1, 1, 0, 0, 0]
 
 
 def said(x: Tensor) -> Any:
@@ -348,11 +348,11 @@ def summed(x: Tensor) -> Tensor:
 
 def test_what_cannot_be_read_with_symbols_is_captured_for_each_size() -> None:
     fn = sf.jit(summed, backend="aten", dynamic=0)
-    counts = []
+    added = []
     for n in (4, 5, 4):
-        counts.append(captures(lambda n=n: fn(batch(n))))
+        added.append(captures(lambda n=n: fn(batch(n))))
         check_equal(fn(batch(n)), batch(n).sum(0).expand(n, 3))
-    assert counts == [1, 1, 0]
+    assert added == [1, 1, 0]
     line = "its sizes are constants, since it cannot be read with symbols: "
     assert line in fn.explain_retrace(batch(7))
     with pytest.raises(sf.CaptureError, match="dim 0 cannot be read as a symbol"):
@@ -409,7 +409,7 @@ def on_two_ranks() -> list[Any]:
         sf.bucketed_grad(mean_loss), mesh, (None, P("dp")), backend="aten", dynamic=(None, 0)
     )
     outs = [sf.full(step(W, batch(n))) for n in (4, 7, 6, 3)]
-    return [outs, cache.counts["captures"]]
+    return [outs, counts["captures"]]
 
 
 def test_two_real_ranks() -> None:

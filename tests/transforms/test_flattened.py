@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn import functional
 from torch.testing import assert_close
 from torch.utils._python_dispatch import return_and_correct_aliasing
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.simulated import SimulatedTensor
 
 linear = functional.linear
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from stagings import counts
 from torch import Tensor, nn
 from torch.testing import assert_close
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 
 F64 = torch.float64
 
@@ -403,14 +403,14 @@ def test_the_hooks_are_those_of_when_it_was_made() -> None:
 def test_two_calls_capture_once() -> None:
     fn, params, buffers = sf.functionalize(made("MLP"))
     x = MODULES["MLP"][1]
-    before = cache.counts["captures"]
+    before = counts["captures"]
     for k in range(3):
         fn(params, buffers, x + k)
-    assert cache.counts["captures"] == before + 1
+    assert counts["captures"] == before + 1
     step = sf.grad(loss_of(fn), has_aux=True)
     for _ in range(3):
         step(params, buffers, x)
-    assert cache.counts["captures"] == before + 2
+    assert counts["captures"] == before + 2
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from equality import close
+from stagings import counts, forget
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 
 F64 = torch.float64
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(2), dtype=F64)
@@ -43,10 +43,10 @@ def refusal(call: Callable[[], Any], kind: type[sf.ShardError]) -> str:
 @pytest.mark.parametrize("backend", ["inductor", "aten"])
 def test_it_equals_the_function_and_is_compiled_once(backend: str) -> None:
     fn = sf.jit(sf.value_and_grad(loss), backend=backend)
-    cache.clear()  # both backends share one capture
+    forget()  # both backends share one capture
     for k in (1.0, 2.0, 3.0):
         close(fn({"w": W * k}, X), torch.func.grad_and_value(loss)({"w": W * k}, X)[::-1])
-    made = {name: cache.counts[name] for name in ("captures", "compilations")}
+    made = {name: counts[name] for name in ("captures", "compilations")}
     assert made == {"captures": 1, "compilations": backend == "inductor"}
     assert fn.compile({"w": W}, X).backend == backend
 
@@ -127,10 +127,10 @@ class Config:
 
 def test_static_arguments_may_be_objects_and_are_compared() -> None:
     fn = sf.jit(lambda c, x, *, d=None: x * c.n, static_argnums=0, backend="aten")
-    before = cache.counts["captures"]
+    before = counts["captures"]
     for n in (2, 2, 3, 2):
         close(fn(Config(n), X), X * n)
-    assert cache.counts["captures"] == before + 2
+    assert counts["captures"] == before + 2
     last = sf.jit(lambda x, c, s: x * c.n + len(s), static_argnums=(1, 2), backend="aten")
     close(last(X, Config(3), ("a", "b")), X * 3 + 2)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from stagings import counts
 
 import shardfn as sf
 from shardfn._compat import CACHE_DIR
 from shardfn.errors import CaptureError, ShardError
-from shardfn.runtime import cache
 from shardfn.stored import own_folder
 
 X = torch.ones(3)
@@ -20,7 +20,7 @@ def test_the_next_call_captures_again() -> None:
     step = sf.jit(lambda x: x * 2, backend="aten")
     step(X)
     sf.clear_cache()
-    assert torch.equal(step(X), X * 2) and cache.counts["captures"] == 1
+    assert torch.equal(step(X), X * 2) and counts["captures"] == 1
 
 
 def test_what_is_stored_stays_unless_it_is_named(

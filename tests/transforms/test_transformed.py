@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from message import without_line
+from stagings import counts
 from torch import Tensor
 from torch.testing import assert_close
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(4)
@@ -167,13 +167,9 @@ def test_copies_give_equal_results_and_capture_nothing_anew(
     made = transform(fn)
     wanted = made(W, second)
     other = again(made)
-    captures = cache.counts["captures"]
+    captures = counts["captures"]
     close(other(W, second), sf.full(wanted))
-    assert (repr(other), other.__doc__, cache.counts["captures"]) == (
-        repr(made),
-        made.__doc__,
-        captures,
-    )
+    assert (repr(other), other.__doc__, counts["captures"]) == (repr(made), made.__doc__, captures)
     assert other.__wrapped__ is fn
 
 
@@ -316,11 +312,11 @@ def test_a_self_that_is_no_tree_is_refused_by_name() -> None:
 def test_what_that_refusal_says_to_try_works() -> None:
     close(sf.grad(Plain(3.0).plain)(X), 6 * X)
     one, other = Plain(3.0), Plain(0.5)
-    before = cache.counts["captures"]
+    before = counts["captures"]
     for _ in range(2):
         close(one.value(X), X * W * 3)
         close(other.value(X), X * W * 0.5)
-    assert cache.counts["captures"] == before + 2
+    assert counts["captures"] == before + 2
 
 
 def test_a_module_as_an_argument_is_refused_by_name() -> None:

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from effort import asked
 from ranks import run_ranks
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 
 S, R = Shard(0), Replicate()
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 from torch import Tensor, nn
 
 import shardfn as sf
-from shardfn.runtime import cache
 
 F64 = torch.float64
 X = torch.linspace(-1, 2, 15, dtype=F64).reshape(5, 3)
@@ -28,9 +28,9 @@ def normed() -> nn.Module:
 
 def captures(call: Callable[[], Any]) -> int:
     """How many captures a call makes."""
-    before = cache.counts["captures"]
+    before = counts["captures"]
     call()
-    return cache.counts["captures"] - before
+    return counts["captures"] - before
 
 
 def of_eval(module: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn.capture.shard_map.varying_facts import (
@@ -26,7 +27,6 @@ from shardfn.capture.shard_map.varying_facts import (
     reasons_to_vary,
 )
 from shardfn.ops.shard_map import CONTRADICTED, SUMMED, UNDECIDED
-from shardfn.simulated import SimulatedTensor
 
 F64 = torch.float64
 R, S = Replicate(), Shard(0)

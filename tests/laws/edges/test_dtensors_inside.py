@@ -21,11 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 
 X = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
 INSIDE = "it makes a DTensor inside, or takes one apart"
@@ -125,7 +125,9 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str | None]]:
 def outer(mesh: Any) -> dict[str, Callable[[Any], Any]]:
     """What captures a function."""
     rows = P("dp")
-    total = lambda fn: lambda x: sum(t.sum() for t in leaves(fn(x)) if isinstance(t, torch.Tensor))
+    total = lambda fn: (
+        lambda x: sum(t.sum() for t in tree_leaves(fn(x)) if isinstance(t, torch.Tensor))
+    )
     per_rank = lambda fn: sf.shard_map(fn, mesh, (rows,), rows)
     return {
         "jit": lambda fn: sf.jit(fn, backend="aten")(X),
@@ -166,7 +168,7 @@ def tried(member: str, around: str) -> None:
             assert said is None and "raised inside" in error.__notes__[0]
         else:
             assert said is None, f"{member} in {around} is not refused"
-            assert not any(isinstance(x, FakeTensor) for x in leaves(out))
+            assert not any(isinstance(x, FakeTensor) for x in tree_leaves(out))
         made = DTensor.from_local(X, mesh, [Replicate()])
         assert isinstance(made, DTensor) and torch.equal(made.full_tensor(), X), (
             "outside, torch makes them as before"
@@ -216,7 +218,7 @@ def test_an_argument_of_another_class_is_refused_before_and_after_a_plain_one(
     case: str, around: str
 ) -> None:
     def loss(x: Any) -> Any:
-        return sum((t * t).sum() for t in leaves(x))
+        return sum((t * t).sum() for t in tree_leaves(x))
 
     with simulated(dp=2) as mesh:
         fn = {

@@ -20,11 +20,11 @@ import torch.distributed as dist
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from stagings import counts
 from torch.testing import assert_close
 from worlds import simulated
 
 import shardfn as sf
-from shardfn.runtime import cache
 
 X = torch.arange(1.0, 4.0, dtype=torch.float64)
 
@@ -168,9 +168,9 @@ def test_each_pair_that_python_takes_for_equal(pair: tuple[Any, Any]) -> None:
 def test_nan_is_itself_and_captured_once() -> None:
     fn = sf.jit(lambda x, k: x * k, backend="aten")
     fn(X, float("nan"))
-    before = cache.counts["captures"]
+    before = counts["captures"]
     assert torch.isnan(fn(X, float("nan"))).all()
-    assert cache.counts["captures"] == before
+    assert counts["captures"] == before
 
 
 def test_a_static_object_that_changes_is_captured_again() -> None:
@@ -458,10 +458,10 @@ def test_another_object_that_reads_the_same_is_not_captured_again() -> None:
     config, row = Config(), [2.0]
     fn = sf.jit(lambda x: x * config.k * row[0], backend="aten")
     fn(X)
-    before = cache.counts["captures"]
+    before = counts["captures"]
     config, row = Config(), [float("2")]
     same(fn(X), X * 4)
-    assert cache.counts["captures"] == before
+    assert counts["captures"] == before
 
 
 def test_a_setting_that_comes_back_is_captured_once() -> None:
@@ -473,8 +473,8 @@ def test_a_setting_that_comes_back_is_captured_once() -> None:
         same(fn(X), X)
         module.train()
         if turn == 0:
-            before = cache.counts["captures"]
-    assert cache.counts["captures"] == before
+            before = counts["captures"]
+    assert counts["captures"] == before
 
 
 def test_a_program_is_for_what_it_closed_over() -> None:
@@ -593,8 +593,8 @@ def test_equal_meshes_of_two_worlds_are_two() -> None:
 
 def test_a_function_that_asks_nothing_of_the_world_is_captured_once_for_all() -> None:
     fn = lambda x: x * 2
-    before = cache.counts["captures"]
+    before = counts["captures"]
     for n in (1, 2, 3):
         with simulated(a=n) as mesh:
             same(sf.full(sf.shard(fn, mesh, sf.P("a"), backend="aten")(X)), X * 2)
-    assert cache.counts["captures"] == before + 1
+    assert counts["captures"] == before + 1

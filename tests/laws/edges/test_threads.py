@@ -18,6 +18,7 @@ import torch
 import torch.utils.checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
+from stagings import counts, forget
 from together import apart, together
 from torch import nn
 from torch.testing import assert_close
@@ -25,7 +26,6 @@ from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 from shardfn.world import current_world
 
 F64 = torch.float64
@@ -76,7 +76,7 @@ CALLS = st.tuples(
 def test_threads_that_stage_and_call_at_once_get_what_one_thread_gets(
     plan: list[list[Any]], shared: bool
 ) -> None:
-    cache.clear()
+    forget()
     made: dict[Any, Any] = {}
 
     def transformed(name: str, way: str, mesh: Any, thread: int) -> Any:
@@ -106,10 +106,10 @@ def test_threads_that_stage_and_call_at_once_get_what_one_thread_gets(
 
 def test_one_signature_is_staged_once_however_many_threads_ask_for_it() -> None:
     f = sf.jit(lambda x: x.exp().sum(), backend="aten")
-    before = cache.counts["captures"], cache.counts["partitions"]
+    before = counts["captures"], counts["partitions"]
     results = together([lambda: f(values(5))] * 4)
     assert_close(results, [values(5).exp().sum()] * 4)
-    assert (cache.counts["captures"], cache.counts["partitions"]) == (before[0] + 1, before[1] + 1)
+    assert (counts["captures"], counts["partitions"]) == (before[0] + 1, before[1] + 1)
 
 
 def test_threads_compile_at_once() -> None:

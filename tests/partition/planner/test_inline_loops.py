@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 from shardfn.ops.loops import Loop
 from shardfn.partition.planner.inline_loops import inlined
 from shardfn.partition.planner.plan_price import plan_price
@@ -96,7 +96,7 @@ def test_of_loops_of_one_step_it_computes_the_same(transform: Any) -> None:
         assert not loops(flat.program.graph.graph)
         flat.program.graph.graph.lint()
         wanted, got = (
-            torch.fx.Interpreter(of.graph).run(*leaves(args)) for of in (program, flat.program)
+            torch.fx.Interpreter(of.graph).run(*tree_leaves(args)) for of in (program, flat.program)
         )
         for a, b in zip(wanted, got, strict=True):
             torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)
@@ -152,7 +152,7 @@ def test_the_ops_of_bodies_are_planned_at_once(case: str, monkeypatch: pytest.Mo
         got = sf.full(step(p, rows))
     assert price["global"].nbytes < 0.3 * price["greedy"].nbytes
     wanted = fn(p, rows)
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 

@@ -13,10 +13,10 @@ import schemes
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P, ShardError
-from shardfn._tree import leaves
 from shardfn.partition.planner import integer_program, solve_axes
 from shardfn.partition.planner.observed_walk import FEW
 from shardfn.partition.planner.plan_price import PlanPrice
@@ -94,7 +94,7 @@ def test_values_are_those_of_one_device(model: str, world: str, followed: list[A
         got = sf.full(step(params, x, y))
     assert followed
     wanted = models.oracle(loss, params, x, y)
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
@@ -117,7 +117,7 @@ def test_two_processes_compute_what_one_device_does_and_plan_alike() -> None:
     first, second = run_ranks(2, on_a_rank)
     assert first[2] == second[2]
     for got, wanted, _ in (first, second):
-        for a, b in zip(leaves(got), leaves(wanted), strict=True):
+        for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
@@ -194,7 +194,7 @@ def test_the_carry_of_a_scan_is_planned_and_its_values_are_those_of_one_device(
         assert planned.partition.advice.carries == {(36, 60, 64): (0,)}
         assert sent(planned) < 0.5 * sent(greedy.lower(params, tokens))
         got = sf.full(step(params, tokens))
-    for a, b in zip(leaves(got), leaves(fn(params, tokens)), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(fn(params, tokens)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.simulated import SimulatedTensor
 
 random = torch.Generator().manual_seed(0)
 W = {"a": torch.randn(17, 33, generator=random), "b": torch.randn(33, 7, generator=random)}

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 from shardfn.compile.collective_order import collective_events
 from shardfn.partition.rules import conv as convolutions
 from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
@@ -102,7 +102,7 @@ def world(mesh: str) -> Any:
 
 
 def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
@@ -272,7 +272,7 @@ def real(backend: str) -> tuple[Any, Any, str]:
     """(whole results, local results, the text that is run) on real ranks."""
     fn = on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)), backend=backend)
     out = fn(*ARGS)
-    return (sf.full(out), [d.to_local() for d in leaves(out)], fn.compile(*ARGS).code)
+    return (sf.full(out), [d.to_local() for d in tree_leaves(out)], fn.compile(*ARGS).code)
 
 
 def checked(backend: str) -> list[Any]:
@@ -290,7 +290,7 @@ def checked(backend: str) -> list[Any]:
 def test_gloo_equals_one_device_and_the_simulator() -> None:
     torch.set_num_threads(1)  # as the ranks have
     with sf.fake_world(2):
-        simulated = leaves(on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)))(*ARGS))
+        simulated = tree_leaves(on("2", sf.value_and_grad(twice, argnums=(0, 1, 2)))(*ARGS))
     for rank, local in enumerate(checked("aten")):
         for a, b in zip(local, simulated, strict=True):
             assert torch.equal(a, b.to_local().shards[rank])

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 
 pytest.importorskip("transformers.integrations.moe")  # it registers grouped_mm_fallback
 
@@ -137,7 +137,7 @@ def step(fn: Form) -> Callable[..., Any]:
 
 
 def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
@@ -323,7 +323,7 @@ def _results() -> list[torch.Tensor]:
     spec = (places(P("ep")), P(("dp", "ep")))
     fn = step(FORMS["grouped products"])
     sharded = sf.shard(fn, mesh, spec, backend="aten", rows={"ep": "2x"})
-    return [x.clone() for x in leaves(sf.full(sharded(PARAMS, X)))]
+    return [x.clone() for x in tree_leaves(sf.full(sharded(PARAMS, X)))]
 
 
 def _on_four_ranks() -> list[torch.Tensor]:

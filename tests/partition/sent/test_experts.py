@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 
 TOKENS, E, K = 10, 4, 2  # tokens; experts; of each token
 D, HIDDEN = 6, 5
@@ -103,7 +103,7 @@ def step(fn: Form) -> Callable[..., Any]:
 
 
 def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from ranks import run_ranks
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P, _compat
-from shardfn._tree import leaves
 
 B, T, SIZE = 2, 3, 2
 PACKED = P(None, "tp*3")
@@ -70,7 +70,7 @@ UNEVEN = arguments(3)  # 3 heads over 2 ranks: a head is on both
 
 
 def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 

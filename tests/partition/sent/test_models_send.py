@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 
 DTYPE = torch.float64
 T, B, E = 2, 30, 4  # a batch that is larger than any parameter's dims
@@ -35,7 +35,7 @@ def lowered(
     fn, params, buffers = sf.functionalize(module.to(DTYPE).eval())
 
     def loss(params: Any, *args: Any) -> torch.Tensor:
-        results = [x for x in leaves(fn(params, buffers, *args)[0]) if x is not None]
+        results = [x for x in tree_leaves(fn(params, buffers, *args)[0]) if x is not None]
         return sum((x * x).sum() for x in results)
 
     with sf.fake_world(math.prod(mesh.values())):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 
 TOKENS, E, K = 10, 5, 2  # tokens; experts; of each token
 D, HIDDEN = 6, 3
@@ -77,7 +77,7 @@ def step(fn: Fn) -> Callable[..., Any]:
 
 
 def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
@@ -214,7 +214,7 @@ def _results(fn: Fn, backend: str) -> list[torch.Tensor]:
     torch.set_num_threads(1)
     mesh = sf.make_mesh((2,), ("ep",))
     sharded = sf.shard(step(fn), mesh, ON_EP, backend=backend, rows={"ep": "2x"})
-    return [x.clone() for x in leaves(sf.full(sharded(*ARGS)))]
+    return [x.clone() for x in tree_leaves(sf.full(sharded(*ARGS)))]
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from stagings import counts
 
 import shardfn as sf
 from shardfn import P
 from shardfn.errors import ArtefactError, ShardError, TreeError
-from shardfn.runtime import cache
 from shardfn.runtime.artefacts import file as artefact_file
 from tests.support.ranks import run_ranks
 
@@ -72,7 +72,7 @@ def test_made_in_a_world_without_values_for_all_ranks_and_run_on_them(
         train = sf.shard(step, mesh, placed, donate_argnums=(0,), backend="aten")
         train.compile(like(params()), like(X), rate=0.5).save(path)
     expected = step(params(), X, rate=0.5)
-    before = dict(cache.counts)
+    before = dict(counts)
     with sf.fake_world(n):
         loaded = sf.load_compiled(path)
         args = sf.distribute(params(), loaded.placed.mesh, placed[0])
@@ -83,7 +83,7 @@ def test_made_in_a_world_without_values_for_all_ranks_and_run_on_them(
             _ = args["w"] + 1
         with pytest.raises(TreeError, match="rate"):
             loaded(params(), X, rate=0.25)
-    assert dict(cache.counts) == before, "nothing is captured, or partitioned"
+    assert dict(counts) == before, "nothing is captured, or partitioned"
 
 
 def scanned(xs: torch.Tensor) -> Any:
@@ -142,10 +142,10 @@ def test_arguments_and_results_of_a_loaded_program_are_on_their_stages(tmp_path:
 def test_inductor_compiles_a_loaded_program_to_the_same_bits(tmp_path: Path) -> None:
     compiled = sf.jit(lambda x: (x.sin() * x).cumsum(0)).compile(X)
     compiled.save(tmp_path / "program")
-    before = cache.counts["compilations"]
+    before = counts["compilations"]
     loaded = sf.load_compiled(tmp_path / "program")
     assert torch.equal(loaded(X), compiled(X))
-    assert cache.counts["compilations"] == before, "an equal program is compiled"
+    assert counts["compilations"] == before, "an equal program is compiled"
 
 
 def on_ranks(path: str) -> tuple[Any, Any, Any]:

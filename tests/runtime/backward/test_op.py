@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 from torch import nn
 from torch.nn import functional as F
 
 import shardfn as sf
 from shardfn import P
 from shardfn.partition.split_backward import SAVED
-from shardfn.runtime import cache
 
 F64 = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)
@@ -108,13 +108,13 @@ def test_without_gradients_nothing_is_saved_and_no_other_program_runs(step: Any)
         value = fn(w, X)
     assert not value.requires_grad and value.grad_fn is None
     fn(w, X).backward()
-    before = cache.counts.copy()
+    before = counts.copy()
     with torch.no_grad():
         fn(w, X)
     fn(w, X).backward()
     fn(w.detach(), X)
     fn(w.detach().requires_grad_(), X).backward()
-    assert cache.counts == before
+    assert counts == before
 
 
 def test_a_graph_is_freed_as_autograds_are(step: Any) -> None:
@@ -242,9 +242,9 @@ def test_the_loop_of_a_module_is_that_of_one_device(name: str) -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         model = net()
         step = sf.shard(lambda x, y: F.cross_entropy(model(x), y), mesh, P("dp"))
-        before = cache.counts["partitions"]
+        before = counts["partitions"]
         found = trained(model, step, OPTIMIZERS[name])
-        assert cache.counts["partitions"] == before + 1
+        assert counts["partitions"] == before + 1
     torch.testing.assert_close(found, losses)
     pairs = zip(model.parameters(), wanted.parameters(), strict=True)
     for p, q in pairs:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from stagings import counts, forget
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 from shardfn.runtime.stages.reuse import KEPT
 
 X = torch.arange(6.0)
 
 
 def partitions(call: Any) -> tuple[Any, int]:
-    before = cache.counts["partitions"]
-    return call(), cache.counts["partitions"] - before
+    before = counts["partitions"]
+    return call(), counts["partitions"] - before
 
 
 def test_shapes_global_tensors_and_dtensors_of_one_placement_share_a_program() -> None:
@@ -36,7 +36,7 @@ def test_a_program_that_was_lowered_is_not_lowered_again_while_it_is_in_use() ->
     out, count = partitions(lambda: step(X))
     assert count == 0 and torch.equal(out, X * 2)
     assert partitions(lambda: step(X[:5]))[1] == 1
-    cache.clear()
+    forget()
     assert partitions(lambda: step(X))[1] == 1 and lowered.traced is not None
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 
 import shardfn as sf
 from shardfn import P
 from shardfn._compat.compilations.undisturbed import SettingsChanged
 from shardfn.errors import ShardError
-from shardfn.runtime import cache
 from shardfn.runtime.warmup import Switch, Warming, runner, switch
 from tests.support.ranks import run_ranks
 
@@ -111,7 +111,7 @@ def test_nothing_is_compiled_under_settings_that_are_not_those_of_the_call(
 
 def test_numbers_that_are_drawn_while_it_compiles_do_not_come_again(made: list[Warming]) -> None:
     fn = lambda x: x.sin() * 3 - x.cos() * 5  # of no other test, so that Inductor compiles it
-    before = cache.counts["compilations"]
+    before = counts["compilations"]
     warm = sf.jit(fn, warmup="aten")
     torch.manual_seed(3)
     drawn = [torch.rand(())]
@@ -119,7 +119,7 @@ def test_numbers_that_are_drawn_while_it_compiles_do_not_come_again(made: list[W
         torch.testing.assert_close(warm(X), fn(X))
         made[0].thread.join(0.01)
         drawn.append(torch.rand(()))
-    assert cache.counts["compilations"] > before
+    assert counts["compilations"] > before
     torch.manual_seed(3)
     assert drawn == [torch.rand(()) for _ in drawn]
 

@@ -15,11 +15,11 @@ import pytest
 import schemes
 import torch
 from bucketed import plan_is_what_runs
+from stagings import counts, forget
 from torch.distributed.tensor import Replicate
 
 import shardfn as sf
 from shardfn import P, Partial
-from shardfn.runtime import cache
 
 S = sf.ShapeDtype
 WHOLE, ROWS = P(), P("dp")
@@ -373,17 +373,17 @@ def test_what_is_left_to_reduce_over_another_axis_travels_in_buckets_too() -> No
 def test_s9_5_the_graph_is_captured_once_and_computes_the_same_whatever_the_cap() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("dp",))
-        cache.clear()
+        forget()
         fn = sf.shard(sf.bucketed_grad(chain), mesh, (WHOLE, ROWS), backend="aten")
         traced = fn.trace(FOUR, X)
         lows = {cap: traced.lower(cap=cap) for cap in (1, 128, "100MB")}
-        assert cache.counts["captures"] == 1
+        assert counts["captures"] == 1
         assert [len(low.plan.buckets) for low in lows.values()] == [4, 2, 1]
         for cap in (1, "100MB"):
             sf.shard(sf.bucketed_grad(chain, cap=cap), mesh, (WHOLE, ROWS), backend="aten").lower(
                 FOUR, X
             )
-        assert cache.counts["captures"] == 3, "one whole graph for each, however many buckets"
+        assert counts["captures"] == 3, "one whole graph for each, however many buckets"
     ops = lambda low: [
         n.target
         for n in low.program.graph.nodes

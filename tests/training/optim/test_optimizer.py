@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 from torch import Tensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 from tests.training.optim import table
 
 O, LR = torch.optim, table.LR
@@ -41,10 +41,10 @@ def test_outside_it_equals_torch_to_the_last_bit_and_captured_to_rounding(
     assert all(map(torch.equal, table.flat(eager), wanted))
     for own, mine in zip(states, eager_state.values(), strict=True):
         assert all(torch.equal(mine[name], x) for name, x in own.items())
-    captures = cache.counts["captures"]
+    captures = counts["captures"]
     fn = sf.jit(step, backend="aten")
     captured, captured_state = ran(fn, params, state, GRADS)
-    assert cache.counts["captures"] == captures + 1
+    assert counts["captures"] == captures + 1
     assert table.largest(captured, wanted) < 1e-12
     assert table.largest(captured_state, eager_state) < 1e-12
     assert all(map(torch.equal, table.flat(params), table.flat(before)))

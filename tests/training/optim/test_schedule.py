@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from stagings import counts
 
 import shardfn as sf
-from shardfn.runtime import cache
 from tests.training.optim import table
 
 O = torch.optim
@@ -66,7 +66,7 @@ def test_every_scheduler_drives_steps_as_it_drives_torchs(name: str) -> None:
         assert float(rates.lr) == optimizer.param_groups[0]["lr"]
         eager = OPT.update(eager[0], g, eager[1], **rates.options)
         captured = STEP(captured[0], g, captured[1], rates.options)
-        captures.append(cache.counts["captures"])
+        captures.append(counts["captures"])
         scheduler.step(*metrics)
         rates.step(*metrics)
     assert all(map(torch.equal, table.flat(eager[0]), own))
@@ -83,13 +83,13 @@ def test_a_rate_that_changes_captures_nothing_and_compiles_nothing() -> None:
     step = sf.jit(lambda p, g, s, lr: opt.update(p, g, s, lr=lr), backend="aten")
     rates = opt.schedule(S.CosineAnnealingLR, T_max=7)
     params, state = PARAMS, opt.init(PARAMS)
-    before = cache.counts.copy()
+    before = counts.copy()
     seen = set()
     for g in GRADS:
         params, state = step(params, g, state, rates.lr)
         seen.add(float(rates.lr))
         rates.step()
-    changed = {name: cache.counts[name] - before[name] for name in cache.counts}
+    changed = {name: counts[name] - before[name] for name in counts}
     assert changed["captures"] == 1 and all(n <= 1 for n in changed.values())
     assert len(seen) == STEPS
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from ranks import run_ranks
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.simulated import SimulatedTensor
 from tests.transforms.control_flow.regions import REGIONS, given, own_of
 
 SPECS = P(), P(None, "tp"), P("tp", None), P()

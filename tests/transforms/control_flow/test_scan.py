@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from stagings import counts
 from torch import Tensor
 from torch.testing import assert_close
 from worlds import simulated
@@ -17,7 +18,6 @@ from worlds import simulated
 import shardfn as sf
 from shardfn import P
 from shardfn.ops.loops import Scan
-from shardfn.runtime import cache
 
 F64 = torch.float64
 G = torch.Generator().manual_seed(7)
@@ -261,7 +261,7 @@ PLACED = {
 
 def on_ranks(name: str, backend: str) -> Any:
     """(the results for two arguments, how many programs were compiled for both)."""
-    before = cache.counts["compilations"]
+    before = counts["compilations"]
     fn = sf.shard(
         with_gradient(sf, name, OURS[name]),
         sf.make_mesh((2,), ("a",)),
@@ -269,7 +269,7 @@ def on_ranks(name: str, backend: str) -> Any:
         backend=backend,
     )
     results = [sf.full(fn(W, xs)) for xs in (XS, -XS)]
-    return results, cache.counts["compilations"] - before
+    return results, counts["compilations"] - before
 
 
 REAL = {

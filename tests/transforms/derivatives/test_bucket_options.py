@@ -14,10 +14,10 @@ import torch
 from bucketed import plan_is_what_runs
 from equality import close
 from message import without_line
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P, Partial
-from shardfn._tree import leaves
 
 HERE = re.compile(re.escape(__file__) + r":\d+")
 SIZE_FIX = "  try: a positive int, or text such as '512KB', '25MB' or '1GiB'"
@@ -332,7 +332,7 @@ def test_s9_2_an_edited_plan_gives_the_same_values_and_exactly_its_buckets(
     assert contents(low.plan) == contents(wanted)
     plan_is_what_runs(low)
     for a, b in zip(
-        leaves(sf.full(followed(PARAMS, X))), leaves(sf.full(fn(PARAMS, X))), strict=True
+        tree_leaves(sf.full(followed(PARAMS, X))), tree_leaves(sf.full(fn(PARAMS, X))), strict=True
     ):
         assert torch.equal(a, b), "two terms have one sum, however they travel"
 
@@ -400,8 +400,8 @@ def test_caps_at_lower_are_checked_as_those_of_bucketed_grad() -> None:
         and len(traced.lower(cap="1MB").plan.buckets) == 1
     )
     for a, b in zip(
-        leaves(sf.full(traced.lower(cap=1).compile()(PARAMS, X))),
-        leaves(sf.full(bucketed()(PARAMS, X))),
+        tree_leaves(sf.full(traced.lower(cap=1).compile()(PARAMS, X))),
+        tree_leaves(sf.full(bucketed()(PARAMS, X))),
         strict=True,
     ):
         assert torch.equal(a, b)

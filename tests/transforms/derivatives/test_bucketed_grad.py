@@ -14,13 +14,13 @@ import pytest
 import schemes
 import torch
 import torch.nn.functional as F
+from stagings import counts, forget
 from torch.testing import assert_close
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
 from shardfn._tree import flatten, leaves
-from shardfn.runtime import cache
 
 
 class Layer(NamedTuple):
@@ -371,12 +371,12 @@ def test_mixed_precision_gradients_travel_in_buckets_too(mesh: Any) -> None:
 
 
 def test_a_transform_written_out_anew_captures_once(mesh: Any) -> None:
-    cache.clear()
+    forget()
     args = sf.distribute((PARAMS, X, Y), mesh, (P(), P("dp"), P("dp")))
     for _ in range(3):
         sf.bucketed_grad(loss, cap=100, first_cap=1, ignore={"w": False, "b": True})(*args)
         sf.bucketed_grad(loss, cap=100, first_cap=1)(PARAMS, X, Y)
-    assert cache.counts["captures"] == 2
+    assert counts["captures"] == 2
 
 
 def test_options_that_python_calls_equal_are_not_taken_for_each_other(mesh: Any) -> None:

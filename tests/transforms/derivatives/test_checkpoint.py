@@ -17,13 +17,13 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from message import without_line
 from ranks import run_ranks
+from stagings import counts
 from torch import Tensor, nn
 from torch.testing import assert_close
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P, checkpoint_policies
-from shardfn.runtime import cache
 
 G = torch.Generator().manual_seed(7)
 W = [torch.randn(3, 3, generator=G, dtype=torch.float64) for _ in range(3)]
@@ -75,7 +75,7 @@ def close(got: Any, wanted: Any) -> None:
     sf.tree_map(lambda a, b: assert_close(a, b, rtol=1e-12, atol=1e-12), got, wanted)
 
 
-def counts(program: Any) -> collections.Counter[str]:
+def targets(program: Any) -> collections.Counter[str]:
     """How often each op stands in a global or local program."""
     graph = getattr(program.graph, "graph", program.graph)
     return collections.Counter(
@@ -142,7 +142,7 @@ def test_a_checkpoint_around_the_whole_function_changes_nothing(transform: str) 
 
 def test_called_alone_it_just_computes() -> None:
     close(sf.checkpoint(layer)(W[0], X), torch.tanh(X @ W[0]) * X.sin())
-    assert counts(sf.checkpoint(layer).trace(W[0], X).program) == {
+    assert targets(sf.checkpoint(layer).trace(W[0], X).program) == {
         "mm": 1,
         "tanh": 1,
         "sin": 1,
@@ -189,7 +189,7 @@ COUNTS = {  # policy -> (products, tanhs, sines) in the program of the gradient
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_each_policy_computes_again_what_it_does_not_keep_and_no_more(policy: str) -> None:
-    found = counts(sf.grad(remat(POLICIES[policy])).trace(W_, X).program)
+    found = targets(sf.grad(remat(POLICIES[policy])).trace(W_, X).program)
     assert (found["mm"], found["tanh"], found["sin"]) == COUNTS[policy]
 
 
@@ -198,7 +198,7 @@ def test_a_value_that_a_policy_excludes_is_computed_again() -> None:
         return sf.checkpoint_name(x.exp(), "e").sin().sum()
 
     found = {
-        p: counts(sf.grad(sf.checkpoint(fn, policy=p)).trace(X).program)["exp"]
+        p: targets(sf.grad(sf.checkpoint(fn, policy=p)).trace(X).program)["exp"]
         for p in (
             checkpoint_policies.save_anything_except_these_names("e"),
             checkpoint_policies.save_anything_except_these_names("other"),
@@ -220,7 +220,7 @@ def test_a_name_counts_for_what_a_view_looks_at() -> None:
             checkpoint_policies.save_anything_except_these_names("h"),
         )
     )
-    assert [counts(sf.grad(f).trace(X, W[0]).program)["mm"] for f in (kept, lost)] == [2, 3]
+    assert [targets(sf.grad(f).trace(X, W[0]).program)["mm"] for f in (kept, lost)] == [2, 3]
 
 
 def test_products_of_batches_are_told_from_those_of_matrices() -> None:
@@ -230,7 +230,7 @@ def test_products_of_batches_are_told_from_those_of_matrices() -> None:
     x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = {}
     for policy in ("everything", "nothing", "dots", "dots without batch"):
-        c = counts(
+        c = targets(
             sf.grad(sf.checkpoint(fn, policy=POLICIES[policy]), argnums=(0, 1))
             .trace(x, W[0])
             .program
@@ -248,7 +248,7 @@ def test_products_of_batches_are_told_from_those_of_matrices() -> None:
 def test_checkpoint_name_leaves_nothing_in_the_program() -> None:
     with simulated(dp=2) as mesh:
         step = sf.shard(sf.grad(loss), mesh, (P(), P("dp")), backend="aten")
-        found = counts(step.lower(W_, X).program)
+        found = targets(step.lower(W_, X).program)
     assert not {"prim_name", "clone", "alias", "after"} & set(found)
     tree = {"a": X, "b": (1, V)}
     assert sf.checkpoint_name(tree, "t") is tree
@@ -274,7 +274,7 @@ def test_an_inner_call_is_computed_again_for_the_outer_one_and_for_itself() -> N
     }.items():
         made = sf.grad(lambda w, x, fn=fn: fn(w[0], w[1], x).square().mean())
         close(made(W_[:2], X), torch.func.grad(plain)(W_[:2], X))
-        grads[name] = counts(made.trace(W_[:2], X).program)["tanh"]
+        grads[name] = targets(made.trace(W_[:2], X).program)["tanh"]
     # both: two in the forward; the outer call's backward needs the first layer's result; then
     # each layer's own
     assert grads == {"inner": 4, "outer": 4, "both": 5}
@@ -285,7 +285,7 @@ def test_the_outer_policy_says_what_is_kept_and_the_inner_one_what_is_computed_o
     outer = sf.checkpoint(lambda u, v, x: inner(v, inner(u, x)))
     made = sf.grad(lambda w, x: outer(w[0], w[1], x).square().mean())
     close(made(W_[:2], X), torch.func.grad(plain)(W_[:2], X))
-    assert counts(made.trace(W_[:2], X).program)["tanh"] == 4
+    assert targets(made.trace(W_[:2], X).program)["tanh"] == 4
 
 
 def test_a_gradient_inside_a_checkpoint_is_computed_again_with_its_backward() -> None:
@@ -461,7 +461,7 @@ def test_a_fully_sharded_block_gathers_each_weight_once_in_each_phase() -> None:
 def test_the_barrier_is_nothing_that_is_computed_whole() -> None:
     with simulated(dp=2) as mesh:
         low = sf.shard(sf.grad(remat()), mesh, (P(), P("dp")), implicit_comm="error").lower(W_, X)
-    assert low.fallbacks == () and "after" in counts(low.program)
+    assert low.fallbacks == () and "after" in targets(low.program)
     assert [(c.kind, c.implicit) for c in low.collectives] == [("all_reduce", False)] * 3
 
 
@@ -469,7 +469,7 @@ def test_microbatches_of_checkpointed_calls_add_up() -> None:
     rows = torch.cat([X, V])
     step = sf.accumulate(sf.value_and_grad(remat()), microbatches=2)
     close(step(W_, rows), torch.func.grad_and_value(plain)(W_, rows)[::-1])
-    assert counts(step.trace(W_, rows).program)["tanh"] == 12
+    assert targets(step.trace(W_, rows).program)["tanh"] == 12
 
 
 def test_it_composes() -> None:
@@ -489,12 +489,12 @@ def test_the_peak_of_a_deep_program_falls() -> None:
 def test_a_second_call_captures_nothing() -> None:
     made = sf.grad(remat())
     made(W_, X)
-    before = dict(cache.counts)
+    before = dict(counts)
     made(W_, X)
     sf.grad(
         functools.partial(loss, through=sf.checkpoint(layer))
     )  # written out anew it is another partial
-    assert dict(cache.counts) == before
+    assert dict(counts) == before
 
 
 # Compiled, on real ranks
@@ -561,7 +561,7 @@ def test_torchs_own_checkpoint_is_ours(transform: str) -> None:
     )
     run = TRANSFORMS[transform]
     close(run(sf, theirs), run(torch.func, plain))
-    assert counts(sf.grad(theirs).trace(W_, X).program) == counts(
+    assert targets(sf.grad(theirs).trace(W_, X).program) == targets(
         sf.grad(remat()).trace(W_, X).program
     )
 
@@ -585,7 +585,7 @@ def test_checkpoint_sequential_is_a_chain_of_calls(segments: int) -> None:
     again = 5 // segments * (segments - 1)
     for fn in (by_module, by_list):
         close(sf.jit(sf.grad(fn), backend="aten")(x), wanted)
-        assert counts(sf.grad(fn).trace(x).program)["tanh"] == 5 + again
+        assert targets(sf.grad(fn).trace(x).program)["tanh"] == 5 + again
     found = torch.autograd.grad(sf.jit(by_module, backend="aten")(x), layers[0].weight)
     close(found, torch.autograd.grad(by_module(x), layers[0].weight))
 
@@ -614,7 +614,7 @@ def test_torchs_own_checkpoint_nests_with_ours() -> None:
     ):
         made = sf.grad(lambda w, x, fn=fn: fn(w, x).square().mean())
         close(made(W[0], X), torch.func.grad(lambda w, x: plain((w, w), x))(W[0], X))
-        found.append(counts(made.trace(W[0], X).program)["tanh"])
+        found.append(targets(made.trace(W[0], X).program)["tanh"])
     assert found == [5, 5, 5]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from equality import close
 from message import without_line
+from stagings import counts
 from torch import Tensor
 from transform_pairs import SHAPED, Shaped
 
@@ -109,16 +110,14 @@ def test_a_transform_of_a_sharded_function_equals_the_plain_one(world: str, inne
 
 
 def test_alone_they_run_as_captured_and_capture_once() -> None:
-    from shardfn.runtime import cache
-
     for name, made in PAIRED.items():
         if name == "bucketed_grad":  # here it is made anew, of a new function, at every call
             continue
         fn = made(sf, FUNCTIONS["pointwise"])
         close(fn(X), made(torch.func, FUNCTIONS["pointwise"])(X))
-        before = dict(cache.counts)
+        before = dict(counts)
         fn(X)
-        assert cache.counts == before, name
+        assert counts == before, name
 
 
 def test_they_print_as_their_stack() -> None:

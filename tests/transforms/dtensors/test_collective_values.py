@@ -15,9 +15,9 @@ from message import without_line
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 
 Op = dist.ReduceOp
 DRAWN = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)).double()

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn.capture.dtensors import replaced_calls
-from shardfn.simulated import SimulatedTensor
 from shardfn.transforms.dtensors import _dtensor_methods as calls
 
 X = torch.ones(6, 4)

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 
 ROWS = [torch.arange(4.0) + 10 * k for k in range(4)]
 OPS = torch.ops._c10d_functional

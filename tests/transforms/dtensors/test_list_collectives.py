@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from message import without_line
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 
 X = torch.arange(8.0).view(4, 2)
 

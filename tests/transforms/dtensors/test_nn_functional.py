@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.distributed.nn import functional as forms
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
 from shardfn import P
-from shardfn.simulated import SimulatedTensor
 
 ROWS = [torch.arange(6.0).view(2, 3) / 7 + k for k in range(2)]
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from equality import close
+from stagings import counts
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.runtime.cache import counts
-from shardfn.simulated import SimulatedTensor
 
 F64 = torch.float64
 OWN = torch.arange(12.0, dtype=F64).view(4, 3).sin()

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
+from worlds import SimulatedTensor
 
 import shardfn as sf
-from shardfn.simulated import SimulatedTensor
 
 R, S = Replicate(), Shard(0)
 W = torch.arange(8.0, dtype=torch.float64).reshape(4, 2).sin()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from stagings import counts, forget
 from torch.testing import assert_close
 from worlds import simulated
 
@@ -17,7 +18,6 @@ import shardfn as sf
 from shardfn import P, RuleError
 from shardfn.partition.rule_api import registry
 from shardfn.partition.rule_api.einsum import parsed
-from shardfn.runtime import cache
 
 aten = torch.ops.aten
 MESHES = ({"dp": 2}, {"dp": 3}, {"dp": 2, "tp": 2})
@@ -148,7 +148,7 @@ def compiled() -> Any:
     return (
         sf.full(outs[1]),
         [c.kind for c in train.lower(X, C).collectives],
-        cache.counts["compilations"],
+        counts["compilations"],
     )
 
 
@@ -226,9 +226,9 @@ def test_an_op_that_capture_takes_apart_stays_whole_if_it_has_a_rule() -> None:
 def test_a_new_rule_partitions_anew_and_captures_nothing_and_the_old_program_is_kept() -> None:
     with simulated(dp=2) as mesh:
         fn = sf.shard(scale, mesh, (P("dp"), P()), backend="aten")
-        cache.clear()
+        forget()
         assert torch.equal(sf.full(fn(X, C)), X * C)
-        counted = lambda: (cache.counts["captures"], cache.counts["partitions"])
+        counted = lambda: (counts["captures"], counts["partitions"])
         assert counted() == (1, 1)
         with sf.rule(scale, "b c, c -> b c"):
             for _ in range(2):

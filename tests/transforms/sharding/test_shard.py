@@ -10,14 +10,14 @@ import models
 import pytest
 import schemes
 import torch
+from stagings import counts, forget
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
-from shardfn.runtime import cache
 from shardfn.runtime.stages import traced as stages
 
 
@@ -106,11 +106,11 @@ def test_a_steps_outputs_feed_the_next_call_without_reshard_or_recompilation(mes
     step = aten(models.STEPS["gpt"], mesh, (schemes.mixed(params), P("dp"), P("dp")))
     params = sf.distribute(params, mesh, schemes.mixed(params))
     first, _, _ = step(params, x, y)
-    before = dict(cache.counts)
+    before = dict(counts)
     second, grads, _ = step(first, x, y)
     third, _, _ = step(second, x, y)
-    assert dict(cache.counts) == before
-    for a, b, g in zip(leaves(params), leaves(third), leaves(grads), strict=True):
+    assert dict(counts) == before
+    for a, b, g in zip(tree_leaves(params), tree_leaves(third), tree_leaves(grads), strict=True):
         assert a.placements == b.placements == g.placements and a.stride() == b.stride()
 
 
@@ -119,18 +119,18 @@ def test_s2_4_metadata_is_constant_over_calls(
 ) -> None:
     x = torch.randn(8, 8)
     fn = aten(double, mesh)
-    cache.clear()
+    forget()
     fn(sf.distribute(x, mesh, P("dp")))
     fn(
         sf.distribute(x, sf.make_mesh((2, 4), ("dp", "tp")), [Shard(0), Replicate()])
     )  # equal, not the same objects
-    assert (cache.counts["captures"], cache.counts["partitions"]) == (1, 1)
+    assert (counts["captures"], counts["partitions"]) == (1, 1)
     fn(sf.distribute(x, mesh, P("tp")))
-    assert (cache.counts["captures"], cache.counts["partitions"]) == (1, 2)
+    assert (counts["captures"], counts["partitions"]) == (1, 2)
 
 
 def test_transforms_written_out_anew_share_what_was_captured(mesh: Any) -> None:
-    cache.clear()
+    forget()
     for _ in range(3):
         aten(double, mesh, P("dp"))(torch.ones(4))
         sf.grad(models.mlp_loss)(
@@ -138,7 +138,7 @@ def test_transforms_written_out_anew_share_what_was_captured(mesh: Any) -> None:
             torch.ones(3, 6, dtype=torch.float64),
             torch.ones(3, 3, dtype=torch.float64),
         )
-    assert cache.counts["captures"] == 2
+    assert counts["captures"] == 2
 
 
 def test_shard_inside_grad_and_grad_inside_shard(mesh: Any) -> None:
@@ -179,11 +179,11 @@ def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothin
         fn = sf.shard(double, mesh, P("dp"), donate_argnums=0)
         out = fn(x)
         assert out.to_local().data_ptr() == address
-        before = dict(cache.counts)
+        before = dict(counts)
         gone, out = out, fn(fn(out))
         with pytest.raises(sf.ShardError, match="was donated to that call"):
             fn(gone)  # its spec is that of a ready signature, its memory is not there
-        assert cache.counts["compilations"] == before["compilations"], (
+        assert counts["compilations"] == before["compilations"], (
             "the program of the DTensor argument is that of the tensor"
         )
         assert torch.equal(sf.full(out), torch.arange(64.0) * 8)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from equality import close
+from stagings import counts, forget
 from torch import Tensor
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 
 G = torch.Generator().manual_seed(3)
 X = torch.randn(8, 6, generator=G, dtype=torch.float64)
@@ -344,12 +344,12 @@ def test_a_vmap_may_be_cut_over_a_mesh_axis() -> None:
 def test_a_second_call_captures_nothing_and_another_mesh_captures_anew() -> None:
     fn = sf.shard_map(lambda x: sf.psum(x.sum(0), "dp") * sf.axis_size("dp"), None, P("dp"), P())
     step = sf.grad(lambda x: fn(x).sum())
-    cache.clear()
+    forget()
     for n in (2, 2, 4):
         with simulated(dp=n) as mesh, sf.use_mesh(mesh):
             close(sf.full(step(X)), torch.full_like(X, n))
             close(sf.full(step(X)), torch.full_like(X, n))
-    assert cache.counts["captures"] == 2
+    assert counts["captures"] == 2
 
 
 def test_a_mesh_comes_along_with_a_shard_map_inside() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks
+from stagings import counts
 from torch import nn
 from torch.nn.utils import prune, weight_norm
 from torch.testing import assert_close
@@ -19,7 +20,6 @@ from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.runtime import cache
 
 DRAW = torch.Generator().manual_seed(0)
 BATCHES = [
@@ -155,9 +155,9 @@ def test_only_what_is_written_is_a_result_and_nothing_is_captured_again() -> Non
     (x, _), *_ = BATCHES
     fn(x)
     assert len(fn.trace(x).program.out_paths) - len([*model.parameters()]) == 5
-    before = dict(cache.counts)
+    before = dict(counts)
     fn(x + 1)
-    assert dict(cache.counts) == before
+    assert dict(counts) == before
     fn.compile(x)(x)
     assert model.get_buffer("seen") == 21
 
@@ -319,9 +319,9 @@ def test_a_module_has_the_activations_that_it_stores(way: str) -> None:
             (got.sum() + net.loss).backward(), (wanted.sum() + plain.loss).backward()
             gradients = [[sf.full(p.grad) for p in x.parameters()] for x in (net, plain)]
             assert_close(*gradients)
-        before = cache.counts["captures"]
+        before = counts["captures"]
         fn(BATCHES[0][0])
-        assert cache.counts["captures"] == before
+        assert counts["captures"] == before
         fn(BATCHES[1][0], False), plain(BATCHES[0][0]), plain(BATCHES[1][0], False)
         assert_close(kept(net), kept(plain))
 

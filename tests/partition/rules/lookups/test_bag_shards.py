@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 
 ROWS, FEATURES, LONG = 11, 6, 3
 SPECS = {"rows": P("tp"), "features": P(None, "tp"), "both": P("dp", "tp")}
@@ -39,7 +39,7 @@ def step(mode: str, padding: int | None) -> Any:
 
 
 def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pieces
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn._tree import leaves
 from shardfn.partition.rules.lookups import index
 from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
 
@@ -55,7 +55,7 @@ def loss(fn: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 
 def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(leaves(got), leaves(wanted), strict=True):
+    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
