@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from shardfn import progress as progress_module
-from shardfn.progress import is_watched, progress
+from shardfn.progress import UNWATCHED, is_watched, progress
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = """
 import sys, threading, time
 from shardfn import progress
-progress.DELAY, progress.PERIOD = {delay}, 0.01
+progress.DELAY, progress.PERIOD = 0.05, 0.01
 with progress.progress("sweep of step") as show:
     show("row 1 of 2")
     with progress.progress("capturing step"):
-        time.sleep({seconds})
+        time.sleep(0.5)
 sys.stderr.write("end\\n")
 assert threading.active_count() == 1
 """
@@ -34,13 +34,11 @@ SHOWN = {k: v for k, v in os.environ.items() if k not in ("CI", "PYTEST_CURRENT_
 SHOWN = {**SHOWN, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
 
 
-def on_a_terminal(seconds: float, delay: float = 0.05, **variables: str) -> str:
+def on_a_terminal() -> str:
     """What a process writes on a pseudo-terminal as its standard error."""
     ours, theirs = pty.openpty()
-    program = PROGRAM.format(delay=delay, seconds=seconds)
-    run = subprocess.Popen(
-        [sys.executable, "-c", program], stderr=theirs, env={**SHOWN, **variables}, cwd=ROOT
-    )
+    command = [sys.executable, "-c", PROGRAM]
+    run = subprocess.Popen(command, stderr=theirs, env=SHOWN, cwd=ROOT)
     os.close(theirs)
     text = b""
     try:
@@ -55,29 +53,11 @@ def on_a_terminal(seconds: float, delay: float = 0.05, **variables: str) -> str:
 
 
 def test_a_terminal_shows_what_takes_long_and_the_line_goes() -> None:
-    text = on_a_terminal(0.5)
+    text = on_a_terminal()
     assert "\rshardfn: sweep of step: row 1 of 2: capturing step, 0 s" in text
     before, _, last = text.rpartition("\r")
     assert last.strip() == "end"
     assert before.rpartition("\r")[2].strip() == ""  # blanks lie over the line
-
-
-def test_what_is_fast_shows_nothing() -> None:
-    assert on_a_terminal(0.2, delay=30.0).strip() == "end"
-
-
-@pytest.mark.parametrize(
-    "variables", [{"SHARDFN_PROGRESS": "0"}, {"RANK": "1"}, {"CI": "true"}, {"TERM": "dumb"}]
-)
-def test_a_variable_switches_it_off(variables: dict[str, str]) -> None:
-    assert on_a_terminal(0.3, 0.05, **variables).strip() == "end"
-
-
-def test_a_pipe_shows_nothing() -> None:
-    program = PROGRAM.format(delay=0.01, seconds=0.3)
-    command = [sys.executable, "-c", program]
-    run = subprocess.run(command, capture_output=True, text=True, env=SHOWN, check=True, cwd=ROOT)
-    assert run.stderr == "end\n" and run.stdout == ""
 
 
 class Screen(io.StringIO):
@@ -109,6 +89,41 @@ def wait_for(screen: Screen, text: str) -> None:
     while text not in screen.getvalue() and time.monotonic() < end:
         time.sleep(0.001)
     assert text in screen.getvalue()
+
+
+def blink() -> None:
+    """Show what takes longer than the screen's delay."""
+    with progress("sweep of step") as show:
+        show("row 1 of 2")
+        time.sleep(0.02)
+
+
+def test_what_is_fast_shows_nothing(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "DELAY", 30.0)
+    blink()
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("SHARDFN_PROGRESS", "0"), ("RANK", "1"), ("CI", "true"), ("TERM", "dumb")]
+)
+def test_a_variable_switches_it_off(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    for other in UNWATCHED:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setattr(progress_module, "UNWATCHED", UNWATCHED)
+    assert is_watched()
+    monkeypatch.setenv(name, value)
+    blink()
+    assert not is_watched() and screen.getvalue() == ""
+
+
+def test_a_pipe_shows_nothing(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.StringIO()
+    write_to(pipe, monkeypatch)
+    blink()
+    assert pipe.getvalue() == ""
 
 
 def test_an_error_inside_leaves_no_thread_and_no_line(screen: Screen) -> None:

@@ -29,7 +29,7 @@ def loss(w, x):
 
 with sf.fake_world(4):
     mesh = sf.make_mesh((4,), ("dp",))
-    step = sf.shard(sf.bucketed_grad(loss), mesh, (P(), P("dp")))
+    step = sf.shard(sf.bucketed_grad(loss), mesh, (P(), P("dp")), backend="aten")
     for rows in (8, 8, 12):
         step(torch.ones(3, 2), torch.ones(rows, 3))
     step.lower(torch.ones(3, 2), torch.ones(8, 3))
@@ -37,48 +37,59 @@ with sf.fake_world(4):
 NAME = "shard(bucketed_grad(loss))"
 
 
-def run(**variables: str) -> str:
-    """The standard error of a process."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    command = [sys.executable, "-c", PROGRAM]
+KINDS = 2 * ["capture", "partition", "schedule", "run"] + ["partition", "schedule"]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """What a process writes that logs all: its standard error, and its trace."""
+    folder = tmp_path_factory.mktemp("trace")
+    variables = {"TORCH_LOGS": "+shardfn", "TORCH_TRACE": str(folder), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, check=True, cwd=ROOT
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        check=True,
+        cwd=ROOT,
     )
-    return done.stderr
+    (log,) = folder.iterdir()
+    return done.stderr, log.read_text()
 
 
-def test_torch_logs_has_a_line_for_each_stage() -> None:
-    text = run(TORCH_LOGS="shardfn")
-    lines = [line.partition("] ")[2] for line in text.splitlines()]
-    stages = [line for line in lines if re.match(r"(capture|partition|schedule|run) ", line)]
+def stages_in(lines: list[str]) -> list[str]:
+    """The lines that say what a stage took."""
+    return [line for line in lines if re.match(r"(capture|partition|schedule|run) ", line)]
+
+
+def test_a_log_has_a_line_for_each_stage(records: list[str]) -> None:
+    exec(PROGRAM, {})
+    stages = stages_in(records)
     kinds = [line.split()[0] for line in stages]
-    assert kinds == 2 * ["capture", "partition", "schedule", "run"] + ["partition", "schedule"]
+    assert kinds == KINDS
     first = dict(zip(kinds, stages, strict=False))
     number = r"[\d.]+ [mu]?s"
     assert re.fullmatch(rf"capture {re.escape(NAME)}: {number}, nodes \d+", first["capture"])
     assert re.fullmatch(rf"partition {re.escape(NAME)}: {number}, steps \d+", first["partition"])
     counts = r"nodes \d+, collectives 1, buckets 1"
     assert re.fullmatch(rf"schedule {re.escape(NAME)}: {number}, {counts}", first["schedule"])
-    assert "%all_reduce" not in text
+    assert "%all_reduce" not in "".join(records)
 
 
-def test_verbose_logs_have_the_programs() -> None:
-    text = run(TORCH_LOGS="+shardfn")
+def test_verbose_logs_have_the_programs_too(logged: tuple[str, str]) -> None:
+    text, _ = logged
+    lines = [line.partition("] ")[2] for line in text.splitlines()]
+    assert [line.split()[0] for line in stages_in(lines)] == KINDS
     assert f"captured program of {NAME}" in text and f"local program of {NAME}" in text
     assert "%all_reduce = all_reduce[sum, dp]" in text
 
 
-def test_without_the_variables_nothing_is_printed() -> None:
-    assert run() == ""
-
-
-def test_torch_trace_has_an_artefact_of_each_stage(tmp_path: Path) -> None:
+def test_torch_trace_has_an_artefact_of_each_stage(logged: tuple[str, str]) -> None:
     """In the form that tlparse reads: a line of JSON, and the text indented below it."""
-    run(TORCH_TRACE=str(tmp_path))
-    (log,) = tmp_path.iterdir()
+    _, log = logged
     texts: dict[str, list[str]] = {}
     name = None
-    for line in log.read_text().splitlines():
+    for line in log.splitlines():
         if not line.startswith("\t"):
             _, _, record = line.partition("] ")
             known = json.loads(record) if record.startswith("{") else {}

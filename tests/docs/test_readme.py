@@ -32,6 +32,7 @@ def test_the_example_runs_and_prints_what_the_readme_shows(tmp_path: Path) -> No
         check=False,
     )
     assert run.returncode == 0, run.stderr
+    assert run.stderr == "", "no stage says anything unless asked"
     stdout = run.stdout.replace(f"{tmp_path}/", "")
     printed = [line.rstrip() for line in stdout.splitlines()]
     assert printed == [line.rstrip() for line in shown.splitlines()]
