@@ -53,7 +53,7 @@ LAWS = [  # folders and files in which nearly every test captures a program
     *(TESTS / "training").glob("test_*.py"),
 ]
 KEPT_OF_LAWS = 5  # make quick runs one law of so many
-KEPT_OF_SWEEPS = 20  # make test runs one case of a sweep of so many
+KEPT_OF_SWEEPS = 20  # make test runs one case of a sweep of so many, where its line has no number
 NEEDS = {  # the name of a function or module, and the marker of the tests that reach it
     "run_ranks": "ranks",
     "outcomes": "ranks",
@@ -68,8 +68,14 @@ def listed(name: str) -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
+def of_sweeps(lines: Iterable[str]) -> dict[str, int]:
+    """Of how many cases of each sweep `make test` runs one, by function."""
+    rows = (line.partition(" ") for line in lines)
+    return {function: int(number or KEPT_OF_SWEEPS) for function, _, number in rows}
+
+
 SLOW = set(listed("slow.txt"))
-SWEEPS = set(listed("sweeps.txt"))
+SWEEPS = of_sweeps(listed("sweeps.txt"))
 LONG = listed("long.txt")
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # No test finds what an earlier run has compiled. Those of the folder set one of their own.
@@ -201,12 +207,13 @@ def is_kept(nodeid: str) -> bool:
 
 def left_out(cases: Iterable[str]) -> set[str]:
     """The cases of sweeps that `make test` does not run: the same ones at every run and on every
-    machine. Of each function it runs a twentieth, rounded up, and none of a function of one case.
+    machine. Of each function it runs a share, rounded up, and none of a function of one case.
     """
     found: set[str] = set()
-    for _, group in itertools.groupby(sorted(cases, key=function_of), function_of):
+    for function, group in itertools.groupby(sorted(cases, key=function_of), function_of):
         ordered = sorted(group, key=_hash)
-        kept = -(-len(ordered) // KEPT_OF_SWEEPS) if len(ordered) > 1 else 0
+        of = SWEEPS.get(function, KEPT_OF_SWEEPS)
+        kept = -(-len(ordered) // of) if len(ordered) > 1 else 0
         found |= set(ordered[kept:])
     return found
 

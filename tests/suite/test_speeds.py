@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 from ranks import run_ranks
 
-from tests.conftest import LONG, SLOW, SWEEPS, TESTS, function_of, is_kept, left_out, needs, spread
+from tests.conftest import (
+    LONG,
+    SLOW,
+    SWEEPS,
+    TESTS,
+    function_of,
+    is_kept,
+    left_out,
+    needs,
+    of_sweeps,
+    spread,
+)
 
 
 def plain() -> None: ...
@@ -64,7 +75,7 @@ def test_a_fixed_fifth_is_kept() -> None:
     assert kept[:3] == [0, 2, 4]
 
 
-LISTED = {"slow": SLOW, "sweeps": SWEEPS}
+LISTED = {"slow": SLOW, "sweeps": set(SWEEPS)}
 
 
 def test_every_long_file_exists() -> None:
@@ -111,6 +122,14 @@ def test_of_each_sweep_a_fixed_twentieth_stays() -> None:
     ]
     assert "tests/test_a.py::test_alone" in swept
     assert left_out(reversed(cases)) == left_out(cases)
+
+
+def test_a_sweep_has_a_share_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = of_sweeps(["tests/test_a.py::test_b 3", "tests/test_a.py::test_c"])
+    assert [*rows.values()] == [3, 20]
+    monkeypatch.setattr("tests.conftest.SWEEPS", rows)
+    cases = [f"tests/test_a.py::test_b[{n}]" for n in range(7)]
+    assert len(left_out(cases)) == 7 - 3
 
 
 def test_nothing_but_sweeps_is_left_out(request: pytest.FixtureRequest) -> None:

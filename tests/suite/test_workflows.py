@@ -53,6 +53,12 @@ def test_it_reads_only_what_is_defined() -> None:
     assert set(job()) == known and set(read("workflows/test.yml")) == {"name", True, "jobs"}
 
 
+def test_what_it_leaves_out_runs_each_week() -> None:
+    sweeps = read("workflows/sweeps.yml")
+    assert sweeps[True]["schedule"]
+    assert sweeps["jobs"]["sweeps"]["steps"][-1]["run"].startswith("make sweeps ")
+
+
 @pytest.mark.parametrize("name", ["wrong-value.yml", "wish.yml"])
 def test_a_template_has_fields_of_its_own(name: str) -> None:
     form = read(f"ISSUE_TEMPLATE/{name}")
