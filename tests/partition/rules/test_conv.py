@@ -19,8 +19,6 @@ from torch.utils._pytree import tree_leaves
 import shardfn as sf
 from shardfn import P
 from shardfn.compile.collective_order import collective_events
-from shardfn.partition.rules import conv as convolutions
-from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
 
 Net = Callable[..., torch.Tensor]
 FLOAT = 8  # bytes
@@ -298,13 +296,3 @@ def test_gloo_equals_one_device_and_the_simulator() -> None:
 
 def test_compiled_on_gloo_it_equals_one_device() -> None:
     checked("inductor")
-
-
-@pytest.mark.parametrize(("name", "position"), family(convolutions))
-def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
-    prove_on_lines(name, position)
-
-
-@pytest.mark.parametrize(("name", "position"), family(convolutions))
-def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
-    prove_on_grids(name, position)

@@ -8,9 +8,6 @@ import pieces
 import pytest
 import torch
 
-from shardfn.partition.rules import cumulative
-from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
-
 aten = torch.ops.aten
 NAN, INF = float("nan"), float("inf")
 ORDERED = (aten.cummax.default, aten.cummin.default)
@@ -23,16 +20,6 @@ EDGES: dict[str, torch.Tensor] = {
     "least": torch.tensor([torch.iinfo(torch.int64).min] * 7),
     "truths": torch.tensor([False, True, False, True, True, False, False]),
 }
-
-
-@pytest.mark.parametrize(("name", "position"), family(cumulative))
-def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
-    prove_on_lines(name, position)
-
-
-@pytest.mark.parametrize(("name", "position"), family(cumulative))
-def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
-    prove_on_grids(name, position)
 
 
 @pytest.mark.parametrize("name", EDGES)

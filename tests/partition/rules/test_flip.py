@@ -13,8 +13,6 @@ from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
-from shardfn.partition.rules import flip
-from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
 
 Fn = Callable[[torch.Tensor], torch.Tensor]
 FNS: dict[str, Fn] = {
@@ -40,12 +38,6 @@ def step(fn: Fn) -> Any:
         return (y * weights).mean(), y
 
     return sf.value_and_grad(loss, has_aux=True)
-
-
-@pytest.mark.parametrize(("name", "position"), family(flip))
-def test_every_choice_is_right_on_lines_and_grids(name: str, position: int) -> None:
-    prove_on_lines(name, position)
-    prove_on_grids(name, position)
 
 
 @pytest.mark.parametrize(("size", "n"), [(16, 2), (17, 3), (9, 4), (5, 8)])  # uneven, empty

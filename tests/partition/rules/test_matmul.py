@@ -7,24 +7,7 @@ import pytest
 import torch
 from sample_values import f
 
-from shardfn.partition.rules import matmul
-from tests.support.stages.rule_proofs import (
-    LINES,
-    family,
-    plain_ways,
-    prove_on_grids,
-    prove_on_lines,
-)
-
-
-@pytest.mark.parametrize(("name", "position"), family(matmul))
-def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
-    prove_on_lines(name, position)
-
-
-@pytest.mark.parametrize(("name", "position"), family(matmul))
-def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
-    prove_on_grids(name, position)
+from tests.support.stages.rule_proofs import LINES, plain_ways
 
 
 def test_every_choice_of_the_products_of_hugging_face_is_right() -> None:

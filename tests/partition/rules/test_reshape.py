@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import pieces
-import pytest
 import torch
 
 from shardfn.partition.rules import reshape
-from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
-
-
-@pytest.mark.parametrize(("name", "position"), family(reshape))
-def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
-    prove_on_lines(name, position)
-
-
-@pytest.mark.parametrize(("name", "position"), family(reshape))
-def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
-    prove_on_grids(name, position)
 
 
 def test_merged_dims_share_the_factor_that_they_have_in_common() -> None:

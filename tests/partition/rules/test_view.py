@@ -6,18 +6,6 @@ import pytest
 import torch
 
 import shardfn as sf
-from shardfn.partition.rules import view
-from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
-
-
-@pytest.mark.parametrize(("name", "position"), family(view))
-def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
-    prove_on_lines(name, position)
-
-
-@pytest.mark.parametrize(("name", "position"), family(view))
-def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
-    prove_on_grids(name, position)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

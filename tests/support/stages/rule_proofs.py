@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import pieces
@@ -124,28 +123,3 @@ def said(
     shapes = ", ".join(f"{tuple(x.shape)} {m}" for x, m in zip(op.tensors, ins, strict=True))
     made = ", ".join(f"{tuple(x.shape)} {m}" for x, m in zip(op.results, outs, strict=True))
     return f"{op.call.target} on {sizes}: {shapes} -> {made}"
-
-
-def family(module: ModuleType) -> list[Any]:
-    """The samples of every op whose rule stands in one file, as cases of a test."""
-    return [
-        pytest.param(name, k, id=f"{name.removeprefix('aten.')}-{k}")
-        for name, calls in samples.IN_TABLES.items()
-        if _home(name) == module.__name__
-        for k in range(len(calls))
-    ]
-
-
-def _home(name: str) -> str:
-    """The file with the rule of an op."""
-    return getattr(rules.find(samples.resolve(name)), "__module__", "")
-
-
-def prove_on_lines(name: str, position: int) -> None:
-    """Every choice of a rule is right on one axis."""
-    prove(name, position, LINES)
-
-
-def prove_on_grids(name: str, position: int) -> None:
-    """Choices are independent on two axes."""
-    prove(name, position, GRIDS, most=PAIRS)

@@ -6,20 +6,9 @@ import pieces
 import pytest
 import torch
 
-from shardfn.partition.rules.lookups import gather_scatter
-from tests.support.stages.rule_proofs import choices, family, prove_on_grids, prove_on_lines
+from tests.support.stages.rule_proofs import choices
 
 aten = torch.ops.aten
-
-
-@pytest.mark.parametrize(("name", "position"), family(gather_scatter))
-def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
-    prove_on_lines(name, position)
-
-
-@pytest.mark.parametrize(("name", "position"), family(gather_scatter))
-def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
-    prove_on_grids(name, position)
 
 
 TABLE, ROWS = (torch.arange(10.0, dtype=torch.float64).view(5, 2), torch.tensor([4, 3, 2, 1, 0]))

@@ -14,20 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
-from shardfn.partition.rules.lookups import index
-from tests.support.stages.rule_proofs import family, prove_on_grids, prove_on_lines
 
 aten = torch.ops.aten
-
-
-@pytest.mark.parametrize(("name", "position"), family(index))
-def test_every_choice_is_right_on_one_axis(name: str, position: int) -> None:
-    prove_on_lines(name, position)
-
-
-@pytest.mark.parametrize(("name", "position"), family(index))
-def test_choices_are_independent_on_two_axes(name: str, position: int) -> None:
-    prove_on_grids(name, position)
 
 
 def f(*shape: int) -> torch.Tensor:
