@@ -178,6 +178,7 @@ def in_plain_chunks(
 
 def can_be_drawn(placement: AxisPlacement) -> bool:
     """Return whether a rank can draw its shard of random numbers at this placement: its elements
-    are one run along each dim, or the two of a zigzag.
+    are one run along each dim, or the two of a zigzag, without a halo.
     """
-    return placement not in PARTIAL_KINDS and layout.blocks(placement) in (1, -2)
+    is_shard = placement not in PARTIAL_KINDS and not any(layout.halo(placement))
+    return is_shard and layout.blocks(placement) in (1, -2)

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch.utils import deterministic
 
+from .. import layout
+from ..layout import AxisPlacement
+
 aten = torch.ops.aten
 
 # op -> how its call gives the value
@@ -65,6 +68,8 @@ def _unset(dtype: torch.dtype) -> Any:
     return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
-def fits(value: Any, placement: object) -> bool:
-    """Return whether a fill may have a placement; only zeros may be a Partial sum."""
-    return placement != "sum" or value == 0
+def fits(value: Any, placement: AxisPlacement) -> bool:
+    """Return whether a fill may have a placement. Only zeros may be a Partial sum or have a halo,
+    which is zero beyond the ends of the dim.
+    """
+    return value == 0 or (placement != "sum" and not any(layout.halo(placement)))
