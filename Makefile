@@ -43,10 +43,10 @@ quick: venv  ## ruff, then a few minutes of tests: no Inductor, no real ranks, a
 	$(BIN)/ruff check .
 	SHARDFN_EFFORT=1/5 $(PYTEST) -m quick
 
-test: venv  ## ruff, then every law and docstring example, and pyright; TORCH=2.15.0 for another torch
+test: venv  ## ruff, then the laws, of long ones a sample, every docstring example, and pyright; TORCH=2.15.0 for another torch
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	SHARDFN_EFFORT=1/3 $(PYTEST) -m "not sweep"
+	SHARDFN_EFFORT=1/5 $(PYTEST) -m "not sweep"
 
 sweeps: venv  ## the cases of the large sweeps that make test leaves out, tests/sweeps.txt, and all examples of properties
 	$(PYTEST) -m "sweep or property"

@@ -19,7 +19,7 @@ from tests.faults import bad_specs, fuzz, random_programs
 from tests.faults.nests import ROWS
 from tests.faults.random_programs import Case, Layout, differences, leaves
 
-SECONDS = 20.0  # of programs and of random trees
+SECONDS = 10.0  # of programs and of random trees
 TREES = 6  # of them a second
 DRAWN = Drawn(
     mesh={"a": 2},

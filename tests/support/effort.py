@@ -1,5 +1,5 @@
 """How much the property tests try: SHARDFN_EFFORT=20 tries twenty times as much as a run in CI
-does, and SHARDFN_EFFORT=1/3, as in `make test`, draws a third of the examples. `make sweeps` draws
+does, and SHARDFN_EFFORT=1/5, as in `make test`, draws a fifth of the examples. `make sweeps` draws
 them all. And which cases of a module run: what is computed once for all of them need not hold the
 others.
 

@@ -52,14 +52,27 @@ def _profiled(backend: str, path: str) -> None:
         found.export_chrome_trace(path)
 
 
-@pytest.fixture(scope="module", params=["aten", "inductor"])
-def measured(request: Any, tmp_path_factory: Any) -> Any:
-    """The backend, the profile of a real run, and the lowered step."""
-    path = str(tmp_path_factory.mktemp("profiles") / "profile.json")
-    run_ranks(2, _profiled, request.param, path)
+def profiled(backend: str, folder: Path) -> Any:
+    """The profile of a real run, and the lowered step."""
+    path = str(folder / "profile.json")
+    run_ranks(2, _profiled, backend, path)
     with sf.fake_world(2, numerics=False):
-        lowered = sharded(sf.make_mesh((2,), ("dp",)), request.param).lower(*arguments())
-    return request.param, path, lowered
+        lowered = sharded(sf.make_mesh((2,), ("dp",)), backend).lower(*arguments())
+    return path, lowered
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return profiled("aten", tmp_path_factory.mktemp("profiles"))
+
+
+def test_compiled_code_has_rows_of_collectives_alone(tmp_path: Path) -> None:
+    path, lowered = profiled("inductor", tmp_path)
+    found = sf.overlay(lowered.time(), path)
+    assert found.calls == CALLS
+    kinds = {f"{c.kind} over {c.axis}" for c in lowered.collectives}
+    assert {row.name for row in found.rows} == kinds
+    assert min(row.measured for row in found.rows) > 0
 
 
 def spans(path: str, name: str) -> list[float]:
@@ -69,7 +82,7 @@ def spans(path: str, name: str) -> list[float]:
 
 
 def test_the_step_takes_the_median_of_its_calls(measured: Any) -> None:
-    _, path, lowered = measured
+    path, lowered = measured
     found = sf.overlay(lowered.time("A100"), path)
     durations = sorted(spans(path, "shardfn: call of "))
     assert found.calls == len(durations) == CALLS
@@ -80,7 +93,7 @@ def test_the_step_takes_the_median_of_its_calls(measured: Any) -> None:
 
 
 def test_each_collective_has_a_row_with_its_predicted_and_measured_time(measured: Any) -> None:
-    _, path, lowered = measured
+    path, lowered = measured
     time = lowered.time()
     found = sf.overlay(time, path)
     rows = {row.name: row for row in found.rows if " over dp" in row.name}
@@ -96,12 +109,9 @@ def test_each_collective_has_a_row_with_its_predicted_and_measured_time(measured
 
 
 def test_op_by_op_each_op_of_a_line_has_a_row(measured: Any) -> None:
-    backend, path, lowered = measured
+    path, lowered = measured
     time = lowered.time()
     ops = {(r.name, r.where): r for r in sf.overlay(time, path).rows if " over " not in r.name}
-    if backend == "inductor":
-        assert not ops
-        return
     predicted = [x for x in time.ops if x.axis is None]
     assert sum(row.predicted for row in ops.values()) == pytest.approx(time.compute)
     counts = dict.fromkeys(("mm", "tanh"), 0)
@@ -117,7 +127,7 @@ def test_op_by_op_each_op_of_a_line_has_a_row(measured: Any) -> None:
 
 
 def test_the_largest_difference_comes_first_and_the_text_has_all_figures(measured: Any) -> None:
-    _, path, lowered = measured
+    path, lowered = measured
     found = sf.overlay(lowered, path)
     differences = [abs(row.measured - row.predicted) for row in found.rows]
     assert differences == sorted(differences, reverse=True)
@@ -130,7 +140,7 @@ def test_the_largest_difference_comes_first_and_the_text_has_all_figures(measure
 
 
 def test_a_merged_trace_has_both(measured: Any, tmp_path: Path) -> None:
-    _, path, lowered = measured
+    path, lowered = measured
     found = sf.overlay(lowered, path, path=tmp_path / "both.json.gz")
     assert found.path == str(tmp_path / "both.json.gz")
     assert str(found).endswith(f"both in {found.path}")
@@ -156,7 +166,7 @@ def refused(predicted: Any, path: Any) -> str:
 def test_a_trace_of_another_program_is_refused_by_the_collectives_that_differ(
     measured: Any,
 ) -> None:
-    _, path, _ = measured
+    path, _ = measured
     with sf.fake_world(2, numerics=False):
         mesh = sf.make_mesh((2,), ("dp",))
         more = sharded(mesh, "aten").lower(*arguments(LAYERS + 2))
