@@ -130,6 +130,8 @@ def test_a_sweep_has_a_share_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("tests.conftest.SWEEPS", rows)
     cases = [f"tests/test_a.py::test_b[{n}]" for n in range(7)]
     assert len(left_out(cases)) == 7 - 3
+    compiled = [f"tests/test_a.py::test_b[{n}-inductor]" for n in range(7)]
+    assert {*compiled} < left_out(cases + compiled)
 
 
 def test_nothing_but_sweeps_is_left_out(request: pytest.FixtureRequest) -> None:
