@@ -91,7 +91,6 @@ def of_module(x: Tensor) -> Any:
 
 
 PURE, PARAMS, BUFFERS = sf.functionalize(torch.nn.Linear(2, 2))
-HALF = torch.float16
 
 # A function that Dynamo reads, for each check; what it does wrong stands in one line of this file.
 TRIGGERS: dict[str, Callable[[Tensor], Any]] = {

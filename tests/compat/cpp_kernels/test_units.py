@@ -19,7 +19,6 @@ from shardfn._compat import patches
 from shardfn._compat.cpp_kernels import units
 
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
-BODY = 'extern "C"  void  kernel(double* x)\n{ x[0] += %s; }\n'
 X = torch.linspace(-2, 2, 35, dtype=torch.float64).reshape(5, 7)
 
 

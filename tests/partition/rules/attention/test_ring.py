@@ -20,7 +20,6 @@ TRAVELS = [
     case for case in CASES if not case.causal or case.queries == case.keys
 ]  # others are refused
 NAMES = [case.name for case in TRAVELS]
-FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
