@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -18,10 +19,6 @@ from shardfn import P
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 class Affine(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from torch import Tensor, nn
 
 import shardfn as sf
@@ -20,10 +21,6 @@ X = torch.randn(4, 3, generator=torch.Generator().manual_seed(6), dtype=F64)
 HERE = re.compile(re.escape(__file__) + r":\d+")
 PURE = "  needed: one pure graph of tensor ops"
 MASK = torch.tensor([1.0, 0.0, 2.0], dtype=F64)
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def loss_of(module: nn.Module) -> tuple[Callable[..., Any], dict[str, Tensor]]:

@@ -11,16 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from equality import close
 from torch import Tensor, nn
 
 import shardfn as sf
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
 HERE = re.compile(re.escape(__file__) + r":\d+")
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def refusal(call: Callable[[], Any]) -> str:

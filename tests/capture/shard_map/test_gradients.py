@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from equality import close
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -35,10 +36,6 @@ X = torch.arange(12.0, dtype=F64).reshape(3, 4).cos()
 T = torch.arange(6.0, dtype=F64).reshape(3, 2).sin()  # labels
 SAID: dict[str, Any] = {"grad_placements": [R]}
 TERMS: dict[str, Any] = {"grad_placements": [Partial()]}
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.fixture(name="mesh")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from equality import equal
 from ranks import run_ranks
 from torch.utils._pytree import tree_leaves
 
@@ -97,11 +98,6 @@ def world(mesh: str) -> Any:
     for size in MESHES[mesh][0]:
         n *= size
     return sf.fake_world(n)
-
-
-def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("mesh", list(MESHES))

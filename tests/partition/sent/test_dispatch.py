@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from equality import equal
 from ranks import run_ranks
 from torch.utils._pytree import tree_leaves
 
@@ -134,11 +135,6 @@ FORMS: dict[str, Form] = {
 def step(fn: Form) -> Callable[..., Any]:
     loss = lambda p, x: fn(p, x).sin().sum()
     return sf.value_and_grad(loss, argnums=(0, 1))
-
-
-def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def places(experts: P, **others: P) -> dict[str, P]:

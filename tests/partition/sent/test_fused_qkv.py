@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from equality import equal
 from ranks import run_ranks
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P, _compat
@@ -67,11 +67,6 @@ def arguments(heads: int) -> tuple[torch.Tensor, ...]:
 
 ARGS = arguments(4)
 UNEVEN = arguments(3)  # 3 heads over 2 ranks: a head is on both
-
-
-def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def over(fn: Callable[..., Any], mesh: Any, weight: P = PACKED) -> Any:

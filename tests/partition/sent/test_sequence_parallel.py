@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from equality import equal
 from ranks import run_ranks
 from torch import nn
 from torch.distributed.tensor import Shard
@@ -20,7 +21,6 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     SequenceParallel,
 )
-from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
@@ -153,11 +153,6 @@ def test_a_language_model_sends_what_textbooks_say(name: str) -> None:
     large = [c for c in lowered.collectives if c.nbytes >= activation]
     count = Counter(c.kind for c in large)
     assert count == {"all_gather": 4 + 2, "reduce_scatter": 4 + 2}
-
-
-def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("sizes", [(1, 3), (2, 2)], ids=str)

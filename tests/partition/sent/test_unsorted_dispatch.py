@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import equal
 from ranks import run_ranks
 from torch.utils._pytree import tree_leaves
 
@@ -74,11 +75,6 @@ def of_two_dims(up: torch.Tensor, down: torch.Tensor, x: torch.Tensor, ids: Any)
 
 def step(fn: Fn) -> Callable[..., Any]:
     return sf.value_and_grad(lambda *args: fn(*args).sin().sum(), argnums=(0, 1, 2))
-
-
-def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 ARGS = (UP, DOWN, X, IDS)

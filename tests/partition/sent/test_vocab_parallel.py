@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_leaves
+from equality import equal
 
 import shardfn as sf
 from shardfn import P
@@ -57,11 +57,6 @@ def over_words(fn: Callable[..., Any], n: int, last: Any = None) -> Any:
     return sf.shard(
         fn, sf.make_mesh((n,), ("tp",)), (P(), P(None, "tp"), last or P()), backend="aten"
     )
-
-
-def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("n", list(WORDS))

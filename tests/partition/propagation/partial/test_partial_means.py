@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from equality import close
 from programs import spread
 from ranks import run_ranks
 
@@ -36,10 +37,6 @@ USES = {
 }
 G = torch.Generator().manual_seed(7)
 X = torch.randn(5, 7, generator=G, dtype=torch.float64)
-
-
-def close(got: Any, wanted: Any) -> None:
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def mesh_of(axes: dict[str, int]) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from equality import equal
 from ranks import run_ranks
-from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
 from shardfn import P
@@ -36,11 +36,6 @@ def step(mode: str, padding: int | None) -> Any:
     return sf.value_and_grad(
         lambda table, weights, at: loss(table, weights, at, mode, padding), argnums=wrt
     )
-
-
-def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,11 @@ sharded on its indexed dim is not gathered.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pieces
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
+from equality import equal
 
 import shardfn as sf
 from shardfn import P
@@ -40,11 +39,6 @@ def selected(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 def loss(fn: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return lambda table, rows: fn(table, rows).sin().square().sum()
-
-
-def equal(got: Any, wanted: Any) -> None:
-    for a, b in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("fn", [indexed, pairs, selected])
