@@ -24,6 +24,7 @@ from tests.faults.nests import ROWS, elements, nested
 BATCH = 20  # programs of one seed
 WIDEST = 20_000  # elements of a derivative
 RANKS = 8  # at most
+SHRINKING = 40.0  # seconds for smaller programs, after the first that fails
 RTOL = {  # sums of other orders, through twelve ops and some derivatives
     torch.float64: 1e-8,
     torch.float32: 2e-3,
@@ -238,15 +239,14 @@ def run(seconds: float, seed: int, clock: Clock = time.monotonic) -> collections
     """
     counts = collections.Counter[str]()
     end = clock() + seconds
-    is_over = lambda: clock() >= end
-    while not is_over():
-        _batch(seed, counts, is_over)
+    while clock() < end:
+        _batch(seed, counts, clock, end)
         seed += 1
     return counts
 
 
-def _batch(seed: int, counts: collections.Counter[str], is_over: Callable[[], bool]) -> None:
-    failed: list[Case] = []  # then time does not count: a failure must fail again
+def _batch(seed: int, counts: collections.Counter[str], clock: Clock, end: float) -> None:
+    failed: dict[str, float] = {}  # programs, and when they did: such a program must fail again
 
     @hypothesis.seed(seed)
     @settings(
@@ -258,12 +258,14 @@ def _batch(seed: int, counts: collections.Counter[str], is_over: Callable[[], bo
     )
     @hypothesis.given(cases())
     def try_one(case: Case) -> None:
-        if is_over() and not failed:
+        text = repr(case)
+        last = min(failed.values()) + SHRINKING if failed else end
+        if clock() >= last and text not in failed:
             return
         try:
             _tried(case, seed, counts)
         except Exception:
-            failed.append(case)
+            failed.setdefault(text, clock())
             raise
 
     try_one()

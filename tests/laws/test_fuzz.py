@@ -109,6 +109,21 @@ def test_a_failure_at_the_end_of_its_time_is_told(monkeypatch: pytest.MonkeyPatc
         random_programs.run(1.0, 7, clock=lambda: next(ticks))
 
 
+def test_a_failure_is_made_smaller_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After that only programs that have failed run again, so that hypothesis can show one."""
+    clock, tried = itertools.count(0.0, 10.0), list[Case]()
+
+    def wrong(case: Case, wanted: Any) -> list[str]:
+        tried.append(case)
+        return ["wrong"]
+
+    monkeypatch.setattr(random_programs, "differences", wrong)
+    monkeypatch.setattr(Case, "plain", lambda case: None)
+    with pytest.raises(AssertionError, match="seed 7: wrong"):
+        random_programs.run(1e3, 7, clock=lambda: next(clock))
+    assert len({repr(case) for case in tried}) < 6
+
+
 def test_an_unnamed_error_of_a_random_tree_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise AttributeError("'list' object has no attribute 'parts'")
