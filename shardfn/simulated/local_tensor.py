@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,9 @@ class SimulatedTensor(torch.Tensor):
         followed: whether autograd follows it.
         ranks: the ranks of the world, in the order of `shards`. None: those of the mesh that takes
             the tensor.
+        parts: of a DTensor on a submesh, the places in `shards` of each submesh's ranks, its own
+            first: the others hold copies of the DTensor's memory.
     """
-
-    shards: list[torch.Tensor]
 
     @staticmethod
     def __new__(
@@ -37,13 +37,14 @@ class SimulatedTensor(torch.Tensor):
         shown: int = 0,
         followed: bool = False,
         ranks: Sequence[int] | None = None,
+        parts: Sequence[Sequence[int]] = (),
     ) -> SimulatedTensor:
         x = shards[shown]
         shape: Any = x.shape
         strides: Any = x.stride()
         if _has_sizes_of_all(shards, followed):
-            shape = _of_ranks([y.shape for y in shards])
-            strides = _of_ranks([y.stride() for y in shards])
+            shape = _sizes_of_ranks([y.shape for y in shards])
+            strides = _sizes_of_ranks([y.stride() for y in shards])
         return torch.Tensor._make_wrapper_subclass(
             cls, shape, strides=strides, dtype=x.dtype, device=x.device
         )
@@ -54,32 +55,47 @@ class SimulatedTensor(torch.Tensor):
         shown: int = 0,
         followed: bool = False,
         ranks: Sequence[int] | None = None,
+        parts: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.shards = list(shards)
+        self._shards = list(shards)
+        self.parts = tuple(parts)
         self.ranks = None if ranks is None else tuple(ranks)
         self.shown = shown
         self.followed = _has_sizes_of_all(shards, followed)
+
+    @property
+    def shards(self) -> list[torch.Tensor]:
+        """The local tensor of each rank; copies are as the memory that they copy is now."""
+        for copy, own in self._copies():
+            copy.detach().copy_(own.detach())
+        return self._shards
+
+    def _copies(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each tensor that is a copy, and that of which it is one."""
+        for part in self.parts[1:]:
+            for place, own in zip(part, self.parts[0], strict=True):
+                yield self._shards[place], self._shards[own]
 
     # where sizes differ and autograd follows, its formulas have those of each rank;
     # code reads those of one rank
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
-        return self.shards[self.shown].shape
+        return self._shards[self.shown].shape
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
     def stride(self, dim: int | None = None) -> Any:  # type: ignore[override]
-        strides = self.shards[self.shown].stride()
+        strides = self._shards[self.shown].stride()
         return strides if dim is None else strides[dim]
 
     def numel(self) -> int:
-        return self.shards[self.shown].numel()
+        return self._shards[self.shown].numel()
 
     def is_of_one_rank(self) -> bool:
         """Whether autograd would take one rank's sizes for those of all."""
-        shapes = {x.shape for x in self.shards}
+        shapes = {x.shape for x in self._shards}
         return len(shapes) > 1 and not self.followed
 
     def of_rank(self, rank: int) -> torch.Tensor:
@@ -104,17 +120,18 @@ class SimulatedTensor(torch.Tensor):
             return _collective(func, args, kwargs or {})
         if func is aten.view.default and tuple(args[1]) == tuple(args[0].shape):
             # `to_local` inspects itself
-            return SimulatedTensor(args[0].shards, args[0].shown, ranks=args[0].ranks)
-        _writes_only_ranks_own(func, _written(func, args, kwargs or {}))
+            x = args[0]
+            return SimulatedTensor(x.shards, x.shown, ranks=x.ranks, parts=x.parts)
+        written = _written(func, args, kwargs or {})
+        _writes_only_ranks_own(func, written)
         ranks = _same_ranks(func, mine)
-        results = [
-            func(*a, **k)
-            for a, k in (_of_rank(leaves, treedef, r) for r in range(len(mine[0].shards)))
-        ]
+        parts = _parts(func, mine)
+        results = [func(*a, **k) for a, k in _of_ranks(leaves, treedef, len(mine[0].shards))]
+        _writes_to_every_part(func, written)
         columns = [_tree.flatten(r, _tree.is_tensor) for r in results]
         followed = _is_followed(leaves)
         stacked = [
-            _gathered(func, values, mine[0].shown, followed, ranks)
+            _gathered(func, values, mine[0].shown, followed, ranks, parts)
             for values in zip(*(c[0] for c in columns), strict=True)
         ]
         return _tree.unflatten(columns[0][1], stacked)
@@ -142,6 +159,29 @@ def _writes_only_ranks_own(func: Any, written: Iterable[Any]) -> None:
         got = "ranks write their own values to a plain tensor, which all of them have"
         fix = "a DTensor: DTensor.from_local(x, mesh), before the optimizer is made"
         raise ShardError.of(f"{func}", got, fix=fix)
+
+
+def _parts(func: Any, tensors: Sequence[SimulatedTensor]) -> tuple[Sequence[int], ...]:
+    """Return the parts of a result that shares memory with its argument."""
+    is_view = any(value.alias_info for value in _compat.schema(func).returns)
+    return next((x.parts for x in tensors if x.parts), ()) if is_view else ()
+
+
+def _writes_to_every_part(func: Any, written: Iterable[Any]) -> None:
+    """Refuse a write after which the parts of a mesh hold other values of one DTensor.
+
+    Raises:
+        PlacementError: they do; the DTensor keeps those of its own part.
+    """
+    for x in written:
+        if not isinstance(x, SimulatedTensor):
+            continue
+        if not all(_is_same(*pair) for pair in x._copies()):
+            own = [x.ranks[k] if x.ranks else k for k in x.parts[0]]
+            got = f"a write to the local tensors of a DTensor on a part of a mesh, ranks {own}; "
+            got += "after it other parts hold other values"
+            fix = "to_local().clone(), or a DTensor on the whole mesh"
+            raise PlacementError.of(str(func), got, fix=fix)
 
 
 def _is_followed(leaves: Sequence[Any]) -> bool:
@@ -174,18 +214,18 @@ def _has_sizes_of_all(shards: Sequence[torch.Tensor], followed: bool) -> bool:
     return has_same_dims and (followed or _compat.in_backward())
 
 
-def _of_ranks(rows: Sequence[Sequence[int]]) -> list[Any]:
+def _sizes_of_ranks(rows: Sequence[Sequence[int]]) -> list[Any]:
     """Join the sizes or strides of all ranks into one tuple."""
     return [_compat.size_of_ranks(column) for column in zip(*rows, strict=True)]
 
 
-def _of_rank(leaves: list[Any], treedef: Any, rank: int) -> tuple[Any, Any]:
-    """Select one rank's arguments."""
-    own = [
-        x.shards[rank] if isinstance(x, SimulatedTensor) else _compat.of_rank(x, rank)
-        for x in leaves
-    ]
-    return _tree.unflatten(treedef, own)
+def _of_ranks(leaves: list[Any], treedef: Any, n: int) -> Iterator[tuple[Any, Any]]:
+    """Select each rank's arguments."""
+    columns = [x.shards if isinstance(x, SimulatedTensor) else None for x in leaves]
+    pairs = [*zip(leaves, columns, strict=True)]
+    for rank in range(n):
+        own = [_compat.of_rank(x, rank) if shards is None else shards[rank] for x, shards in pairs]
+        yield _tree.unflatten(treedef, own)
 
 
 def _same_ranks(func: Any, tensors: Sequence[SimulatedTensor]) -> tuple[int, ...] | None:
@@ -208,13 +248,18 @@ def _same_ranks(func: Any, tensors: Sequence[SimulatedTensor]) -> tuple[int, ...
 
 
 def _gathered(
-    func: Any, values: tuple[Any, ...], shown: int, followed: bool, ranks: tuple[int, ...] | None
+    func: Any,
+    values: tuple[Any, ...],
+    shown: int,
+    followed: bool,
+    ranks: tuple[int, ...] | None,
+    parts: tuple[Sequence[int], ...],
 ) -> Any:
     """Join the results of all ranks into a SimulatedTensor; non-tensors must be equal
     on all ranks.
     """
     if isinstance(values[0], torch.Tensor):
-        return SimulatedTensor(values, shown, followed, ranks)
+        return SimulatedTensor(values, shown, followed, ranks, parts)
     if len({str(v) for v in values}) > 1:  # as text, in which nan equals nan
         text = problem(
             str(func),
@@ -280,18 +325,22 @@ def of_every_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         mesh: the submesh.
 
     Returns:
-        the tensor of each rank: of the ranks of `mesh` those of x, of others copies.
+        the tensor of each rank: of the ranks of `mesh` those of x, of others copies that stay
+        equal to them.
     """
     if not isinstance(x, SimulatedTensor) or x.ranks not in (None, ranks_of(mesh)):
         return x
-    places = {rank: k for part in parts_of(mesh) for k, rank in enumerate(part)}
+    rows = parts_of(mesh)
+    places = {rank: k for part in rows for k, rank in enumerate(part)}
     own = {*ranks_of(mesh)}
     root = _compat.root_mesh(mesh) if places else mesh
     ranks = ranks_of(root)
     if not places:
         return SimulatedTensor(x.shards, x.shown, x.followed, ranks)
     shards = [x.shards[places[r]] if r in own else x.shards[places[r]].clone() for r in ranks]
-    return SimulatedTensor(shards, shown(root), x.followed, ranks)
+    rows.sort(key=own.isdisjoint)  # its own first
+    parts = [[ranks.index(rank) for rank in part] for part in rows]
+    return SimulatedTensor(shards, shown(root), x.followed, ranks, parts)
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:

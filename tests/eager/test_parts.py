@@ -58,6 +58,22 @@ def _written(mesh: Any) -> torch.Tensor:
     return x.full_tensor() + x.to_local().sum()
 
 
+def _read_after_writes(mesh: Any) -> torch.Tensor:
+    x = distribute_tensor(X, mesh["tp"], [Shard(0)])
+    first, second = x.to_local(), x.to_local()
+    view = second[1:]
+    first.mul_(2)
+    x.add_(1)
+    first[1:].copy_(torch.full((1,), 7.0, dtype=torch.float64))
+    return first + 10 * second + 100 * view
+
+
+def _written_by_others(mesh: Any, write: Callable[[Any, Any], Any]) -> torch.Tensor:
+    x = distribute_tensor(X, mesh["tp"], [Shard(0)])
+    write(x.to_local(), _local(mesh, "dp"))
+    return x.to_local()
+
+
 def _gradient(mesh: Any) -> torch.Tensor:
     x = distribute_tensor(X, mesh["tp"], [Shard(0)]).requires_grad_()
     (x.to_local() * x.to_local()).sum().backward()
@@ -97,6 +113,7 @@ RIGHT: dict[str, Script] = {
     "taken by its own part": lambda mesh: _taken(mesh, "tp", "tp"),
     "an all-reduce over its part": _all_reduced,
     "written": _written,
+    "read after writes": _read_after_writes,
     "a gradient": _gradient,
     "a module of one batch": lambda mesh: _module(mesh, _same, False),
     "a module of fully_shard and of one batch": lambda mesh: _module(mesh, _same, True),
@@ -106,6 +123,11 @@ REFUSED: dict[str, Script] = {
     "tp taken by dp": lambda mesh: _taken(mesh, "tp", "dp"),
     "a sum taken by tp": lambda mesh: _sum_on(mesh, "tp"),
     "a sum taken by dp": lambda mesh: _sum_on(mesh, "dp"),
+    "written by others": lambda mesh: _written_by_others(mesh, torch.Tensor.add_),
+    "a view written by others": lambda mesh: _written_by_others(
+        mesh, lambda x, y: x.detach()[1:].copy_(y[:1])
+    ),
+    "an out= of others": lambda mesh: _written_by_others(mesh, lambda x, y: torch.add(x, y, out=x)),
     "a gradient that other parts have no equal of": _gradient_of_others,
     "a module of other batches": lambda mesh: _module(mesh, _rows_of, False),
     "a module of fully_shard and of other batches": lambda mesh: _module(mesh, _rows_of, True),

@@ -96,7 +96,7 @@ def test_a_redistribution_has_derivatives_of_any_order(name: str, ranks: int) ->
 
 def test_most_scripts_are_not_refused(answers: Any) -> None:
     _, (real, *_) = answers
-    refused = {name for name, x in real.items() if str(x).startswith("refused")}
+    refused = {name for name, x in real.items() if isinstance(x, str) and x == "refused"}
     assert refused == {
         "a plain tensor beside it",
         "numpy",

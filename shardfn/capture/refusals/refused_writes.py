@@ -83,6 +83,14 @@ BUFFERS = (
     "module, buffers, args) of clones, which the function returns"
 )
 
+# ops whose write is not plain in the user's line: the problem, and the suggestion
+WRITERS = {
+    torch.ops.aten.embedding_renorm_.default: (
+        "an embedding with max_norm rescales rows of its weight in place",
+        "no max_norm, and before the call weight.copy_(torch.renorm(weight, 2, 0, max_norm))",
+    )
+}
+
 # what the body of a loop may write to, of which it does not know the name
 OF_BODY = "(a carry, a per-step input or a closed-over value)"
 
@@ -115,13 +123,10 @@ def refuse_mutation(
             path = "a tensor that it closes over"
             where = f"{name}, {path}"
             fix = f"{BUFFERS}; or return the new value, or write to a clone()"
+        got = "the function writes to it in place"
+        got, fix = WRITERS.get(node.target, (got, fix))
         raise CaptureError.of(
-            where,
-            "the function writes to it in place",
-            needed="a function that only returns",
-            fix=fix,
-            source=source,
-            arg_path=path,
+            where, got, needed="a function that only returns", fix=fix, source=source, arg_path=path
         )
     return writes
 

@@ -58,6 +58,12 @@ CUSTOM_OP = (
     "them",
 )
 
+SHARED = (
+    "under vmap, it writes values that differ between the samples to a tensor that they share",
+    "x.new_zeros(shape) or zeros_like(x) of a tensor x that differs; or the op that returns "
+    "the value",
+)
+
 # torch's text -> the problem for the user, and the suggestion.
 CAUSES = (
     (_compat.NO_DERIVATIVE, *CUSTOM_OP),
@@ -182,12 +188,7 @@ CAUSES = (
         HELD[0],
         f"a new value; {BUFFERS}, as aux of a derivative (has_aux=True)",
     ),
-    (
-        "in extra_args that has more elements",
-        "under vmap, it writes values that differ between the samples to a tensor that they share",
-        "x.new_zeros(shape) or zeros_like(x) of a tensor x that differs; or the op that returns "
-        "the value",
-    ),
+    ("in extra_args that has more elements", *SHARED),
     (
         "Batch norm got a batched tensor",
         "under vmap, it writes to a buffer that all samples share",
@@ -202,6 +203,13 @@ CAUSES = (
     ("not support sparse Tensors", "it computes with a sparse tensor", DENSE),
     ("sparse_coo_tensor", "it makes a sparse tensor", DENSE),
     ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
+)
+
+
+# torch's texts of a vmap, for calls that are right on one sample
+OF_SAMPLES = (
+    ("doesn't match the broadcast shape", *SHARED),
+    ("doesn't work on out=", "under vmap, it writes to an out=", "the op that returns the value"),
 )
 
 
@@ -264,6 +272,10 @@ def _of_unknown_cause(error: BaseException, text: str) -> tuple[str, str]:
     """The problem and the suggestion where no table has the cause of an error."""
     if match := re.search(r"derivative for aten::(\w+) is not implemented", text):
         return f"it differentiates {match[1]}, of which torch has no derivative", DETACHED
+    if "BatchedTensor(" in text:
+        for sign, got, fix in OF_SAMPLES:
+            if sign in text:
+                return got, fix
     raised = _exception_text(text, "got") or _exception_text(text, "raised exception")
     if raised:
         return f"it raises {raised}", "a call that works on plain tensors"

@@ -78,8 +78,12 @@ STORE = (
 OF_CPP = ("it makes an object of C++", "make it outside of the function")
 GENERATOR = (
     "it reads or seeds a generator of random numbers",
-    "sf.random.state.seed(seed) before the call, sf.random with a key inside, or numbers "
-    "drawn outside as arguments",
+    "torch.rand and others inside, which sf.random.state.seed(seed) seeds before the call; "
+    "sf.random with a key; or numbers drawn outside, as arguments",
+)
+HOOK = (
+    "it registers a hook on a module",
+    "a forward hook registered before the call, which runs it; y.register_hook(fn) of a tensor",
 )
 BY_NAME = (
     "it asks for a process group by its name",
@@ -210,6 +214,8 @@ SIGNS = {
     "._resolve_process_group": BY_NAME,
     "_autograd_grad with lost grad_fn linkage": PULLBACK,
     "Invalid mesh_dim_name": AXIS,
+    "<class 'torch.utils.hooks.RemovableHandle'>": HOOK,
+    "the function `Random.": GENERATOR,  # of Python
     "Mesh dimension '": AXIS,
 }
 # Dynamo's texts of a class of C++ (torch 2.13, 2.15).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -45,11 +45,14 @@ def params_of(where: str, tree: Any, module: Any = None) -> Params:
         TreeError: the tree is not a dict, or the module is not a module.
     """
     if not isinstance(tree, dict):
+        of_module = isinstance(tree, (torch.nn.Module, Iterator))
+        fix = "dict(module.named_parameters())" if of_module else '{"params": params}, whose '
+        fix += "" if of_module else 'placements then are at ["params"]'
         raise TreeError.of(
             f"{where}, params",
             f"a {type(tree).__name__}",
-            needed="a dict of parameters, such as functionalize returns",
-            fix="fn, params, buffers = sf.functionalize(module)",
+            needed="a dict of parameters, such as functionalize returns, or a dict of trees",
+            fix=fix,
             arg_path="params",
         )
     if module is not None and not isinstance(module, torch.nn.Module):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn.utils import rnn
 from torch.testing._utils import wrapper_set_seed
 
@@ -22,6 +24,7 @@ VALUE = "it branches on a tensor's value"
 COUNT = 0
 SEEN: dict[str, Any] = {}
 LOG: list[Any] = []
+EMBEDDING = torch.nn.Embedding(3, 6, max_norm=0.5)
 OF_NUMPY = np.random.default_rng(0)
 
 
@@ -41,6 +44,7 @@ class Holder:
 
 
 NET, HELD = torch.nn.Sequential(Keeps()), Holder()
+SEQUENTIAL = torch.nn.Sequential()
 HOOKED = torch.nn.Identity()
 HOOKED.register_forward_hook(lambda _, given, out: SEEN.__setitem__("out", out))
 
@@ -59,6 +63,28 @@ def seeds(x: Any) -> Any:
 def logs(x: Any) -> Any:
     LOG.append(x)
     return x
+
+
+def hooks(x: Any) -> Any:
+    SEQUENTIAL.register_forward_hook(lambda *_: None)
+    return SEQUENTIAL(x)
+
+
+def hooks_backward(x: Any) -> Any:
+    SEQUENTIAL.register_full_backward_hook(lambda *_: None)
+    return SEQUENTIAL(x)
+
+
+def adds_to_a_shared_one(x: Any) -> Any:
+    y = torch.zeros(6, dtype=x.dtype)
+    y += x
+    return y
+
+
+def writes_to_an_out(x: Any) -> Any:
+    y = torch.zeros_like(x)
+    torch.add(x, 1, out=y)
+    return y
 
 
 def closed_over() -> Callable[[Any], Any]:
@@ -96,6 +122,30 @@ PROGRAMS = {
     "an array of numpy": (lambda x: x + torch.from_numpy(np.random.randn(6)), GENERATOR),
     "a generator of numpy": (lambda x: x * OF_NUMPY.random(), GENERATOR),
     "a seed of numpy": (seeds, GENERATOR),
+    "a number of Python": (lambda x: x * random.random(), GENERATOR),
+    "a choice of Python": (lambda x: x * random.choice([1, 2]), GENERATOR),
+    "a seed of Python": (lambda x: x if random.seed(0) is None else 2 * x, GENERATOR),
+    "a hook on a module": (hooks, "it registers a hook on a module"),
+    "a module's hook on its backward": (
+        lambda x: sf.grad(lambda x: hooks_backward(x).sum())(x),
+        "it registers a hook on a module",
+    ),
+    "samples added to a shared tensor": (
+        lambda x: sf.vmap(adds_to_a_shared_one)(torch.stack([x, x])),
+        "under vmap, it writes values that differ between the samples to a tensor that they share",
+    ),
+    "an out= under vmap": (
+        lambda x: sf.vmap(writes_to_an_out)(torch.stack([x, x])),
+        "under vmap, it writes to an out=",
+    ),
+    "max_norm": (
+        lambda x: F.embedding(torch.tensor([0, 1]), x.reshape(2, 3), max_norm=0.5),
+        "an embedding with max_norm rescales rows of its weight in place",
+    ),
+    "max_norm of a module": (
+        lambda x: x + EMBEDDING(torch.tensor(1)),
+        "an embedding with max_norm rescales rows of its weight in place",
+    ),
     "a global": (counts, CHANGES + "COUNT"),
     "a list": (logs, CHANGES + "LOG"),
     "a branch": (lambda x: x if x.sum() > 0 else 2 * x, VALUE),

@@ -112,3 +112,22 @@ def test_it_needs_a_mesh_and_a_dict(mesh: Any) -> None:
         sf.fsdp({}, None)
     with pytest.raises(sf.TreeError, match="fsdp, params: a Tensor"):
         sf.fsdp(torch.ones(2), mesh)
+
+
+def test_other_trees_than_dicts_are_told_what_to_write(mesh: Any) -> None:
+    params = [torch.ones(4), (torch.ones(6, 8),)]
+    with pytest.raises(sf.TreeError, match="a list") as caught:
+        sf.fsdp(params, mesh)
+    fix, _, where = str(caught.value.fix).partition(", whose placements then are at ")
+    tree = eval(fix, {"params": params})
+    found = eval(f"sf.fsdp(tree, mesh){where}", {"sf": sf, "tree": tree, "mesh": mesh})
+    assert found == [P(("dp", "tp")), (P(("dp", "tp")),)]
+    strategy = eval(f"sf.strategy('zero3', tree, mesh).params{where}", {**locals(), "sf": sf})
+    assert strategy == [P("dp"), (P("dp"),)]
+
+    module = torch.nn.Linear(6, 8)
+    for given in (module, module.parameters()):
+        with pytest.raises(sf.TreeError) as caught:
+            sf.strategy("zero3", given, mesh)
+        fix = str(caught.value.fix)
+        assert set(sf.fsdp(eval(fix, {"module": module}), mesh)) == {"weight", "bias"}
