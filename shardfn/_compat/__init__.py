@@ -102,6 +102,7 @@ from .dynamo.refused import (
     MAKES_DTENSOR,
     NO_DERIVATIVE,
     READS_CONTEXT,
+    READS_VERSION,
     outside_only,
 )
 from .dynamo.restored import Memo, Place
@@ -277,6 +278,7 @@ __all__ = [
     "READS_ARGUMENT",
     "READS_CONTEXT",
     "READS_GENERATOR",
+    "READS_VERSION",
     "Read",
     "Rerun",
     "SETTINGS",

@@ -33,6 +33,8 @@ MADE = "makes a tensor of class"
 
 COMMUNICATES = "communicates by itself:"
 
+READS_VERSION = "it asks a tensor for its ._version;"
+
 READS_CONTEXT = "of class `ContextVar`"  # in torch's error, before 2.15
 
 OF_DTENSORS = ("torch.distributed.tensor", "shardfn.simulated.dtensor")
@@ -134,8 +136,10 @@ def context_refused(read: Callable[..., Any], variable: Any, tx: Any, *args: Any
 
 
 def refuse_attribute(fake: Any, name: Any) -> None:
-    """Stop Dynamo where one of the tensors is read that a tensor holds, under a transform."""
-    refuse(_followed(fake, name))
+    """Stop Dynamo where one of the tensors is read that a tensor holds, under a transform, or how
+    often a tensor was written to, which a pure graph does not do.
+    """
+    refuse(READS_VERSION if name == "_version" else _followed(fake, name))
 
 
 def refuse_class_of_followed(node: Any, classes: tuple[Any, ...]) -> None:

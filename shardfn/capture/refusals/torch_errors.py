@@ -103,6 +103,11 @@ CAUSES = (
         "that tensor as an argument of its own; a tensor that is given twice, once",
     ),
     (
+        _compat.READS_VERSION,
+        "it asks a tensor for its ._version, how often it was written to in place",
+        "a number that the function counts itself",
+    ),
+    (
         _compat.READS_CONTEXT,
         "it reads a context variable",
         "read it outside, and pass the value as an argument",

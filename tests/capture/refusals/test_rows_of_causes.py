@@ -141,6 +141,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "of class `Generator`": jit(lambda x: x * OF_NUMPY.random()),
     "of class `RandomState`": jit(lambda x: x * OLD.rand()),
     _compat.READS_ARGUMENT: lambda: sf.jit(lambda x: x * x.grad, backend="aten")(WITH_GRADIENT),
+    _compat.READS_VERSION: jit(lambda x: x.clone().add_(1) * x._version),
     _compat.READS_CONTEXT: jit(lambda x: x * SETTING.get()),
     "trace_autograd_ops": jit(summed),
     "to return a scalar": jit(raw(lambda y: y * 2)),
