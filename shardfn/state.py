@@ -111,6 +111,7 @@ CACHES = (
     State("_compat.fakes.answers", "_ANSWERS", "results of fake tensors", CLEAR),
     State("_compat.cpp_kernels.units", "_kernels", "compiled C++ kernels", CLEAR),
     State("compile.once", "_runners", "compiled programs in use, by key", CLEAR),
+    State("capture.checkpoint.torch_policies", "_contexts", "context_fns of checkpoint", CLEAR),
     State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),
     State("capture.modules.submodule_paths", "_relative_path", "paths of modules", CLEAR_CACHE),
     State("errors", "is_ours", "which files are the user's", CLEAR_CACHE),

@@ -8,7 +8,8 @@ from .. import _compat
 from ..ops.random_bits import WIDTH
 from .checks import check_draw, check_ends, check_number, check_range, dims_of, floating_dtype
 from .continuous import gumbel
-from .keys import draw
+from .from_uniform import positive
+from .keys import draw, split
 
 INTEGERS = tuple(WIDTH)
 LARGEST = 2**63 - 1
@@ -148,3 +149,52 @@ def categorical(
     prefix = dims[: len(dims) - len(batch)]
     noise = gumbel(key, (*prefix, *logits_shape), logits.dtype)
     return torch.argmax(logits + noise, dim=len(prefix) + dim)
+
+
+LARGE_RATE = 10  # from which on a Poisson number is drawn by rejection
+COUNTS = 48  # more come once in 10**16 below that rate
+TRIES = 24  # at most one in four is rejected
+
+
+def sample_poisson(key: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+    """Draw numbers with a Poisson distribution of these rates, as float64.
+
+    Source: jax.random.poisson; Hoermann, The Transformed Rejection Method for Generating Poisson
+    Random Variables (1993), algorithm PTRS.
+    """
+    rate = rate.detach().double()
+    keys = split(key, 3)
+    small, large = rate.clamp_max(LARGE_RATE), rate.clamp_min(LARGE_RATE)
+    by_rejection = _by_rejection(keys[0], keys[1], large)
+    counts = torch.where(rate < LARGE_RATE, _by_inversion(keys[2], small), by_rejection)
+    return torch.where(rate >= 0, counts, torch.nan)
+
+
+def _by_inversion(key: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+    """Count the numbers whose probability, summed up, is below a uniform number."""
+    k = torch.arange(COUNTS, dtype=rate.dtype, device=rate.device)
+    k = k.view(COUNTS, *[1] * rate.dim())
+    probabilities = torch.exp(torch.xlogy(k, rate) - rate - torch.lgamma(k + 1))
+    u = draw(key, tuple(rate.shape), rate.dtype)
+    return (u >= probabilities.cumsum(0)).sum(0).to(rate.dtype)
+
+
+def _by_rejection(first: torch.Tensor, second: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+    """Take the first of several tries that is accepted."""
+    shape = TRIES, *rate.shape
+    b = 0.931 + 2.53 * rate.sqrt()
+    a = -0.059 + 0.02483 * b
+    u = draw(first, shape, rate.dtype) - 0.5
+    v = positive(draw(second, shape, rate.dtype))
+    distance = 0.5 - u.abs()
+    k = torch.floor((2 * a / distance + b) * u + rate + 0.43)
+    scaled = v * (1.1239 + 1.1328 / (b - 3.4)) / (a / distance**2 + b)
+    is_likely = scaled.log() <= torch.xlogy(k, rate) - rate - torch.lgamma(k.clamp_min(0) + 1)
+    is_inside = (distance >= 0.07) & (v <= 0.9277 - 3.6224 / (b - 2))
+    is_outside = (k < 0) | ((distance < 0.013) & (v > distance))
+    is_taken = is_inside | (is_likely & ~is_outside)
+    order = torch.arange(TRIES, 0, -1, device=rate.device)
+    order = order.view(TRIES, *[1] * rate.dim()) * is_taken  # most for the first
+    best = order.amax(0)
+    chosen = torch.where(is_taken & (order == best), k, 0).sum(0)
+    return torch.where(best > 0, chosen, rate.floor())

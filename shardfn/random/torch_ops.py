@@ -18,7 +18,7 @@ from ..errors import ShardError, problem
 from . import ambient, from_uniform
 from .checks import FLOATING, check_dtype, check_interval, check_number, check_range
 from .continuous import gamma as gamma_of
-from .discrete import LARGEST
+from .discrete import LARGEST, sample_poisson
 from .from_uniform import compute_dtype
 
 aten = torch.ops.aten
@@ -283,6 +283,11 @@ def standard_gamma(a: torch.Tensor, generator: Any = None) -> torch.Tensor:
     return gamma_of(ambient.call_key(a.device), a, dtype=a.dtype)
 
 
+def poisson(rate: torch.Tensor, generator: Any = None) -> torch.Tensor:
+    _refuse_generator("poisson", generator)
+    return sample_poisson(ambient.call_key(rate.device), rate).to(rate.dtype)
+
+
 def dirichlet(a: torch.Tensor, generator: Any = None) -> torch.Tensor:
     x = standard_gamma(a, generator)
     return x / x.sum(-1, keepdim=True)
@@ -356,4 +361,5 @@ TABLE: dict[Any, Op] = {
     aten.rrelu_with_noise_.default: _in_place(rrelu_writing),
     aten._standard_gamma.default: standard_gamma,
     aten._sample_dirichlet.default: dirichlet,
+    aten.poisson.default: poisson,
 }

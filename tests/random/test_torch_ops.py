@@ -66,6 +66,7 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "log_normal_": lambda x: _new(x).log_normal_(),
     "geometric_": lambda x: _new(x).geometric_(0.3),
     "random_": lambda x: _new(x).random_(3, 12),
+    "poisson": lambda x: torch.poisson(x.exp() * 5),
     "dropout": lambda x: F.dropout(x, 0.4),
     "nn.Dropout": torch.nn.Dropout(0.4),
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
@@ -99,6 +100,27 @@ def test_every_mesh_draws_what_one_device_draws(name: str) -> None:
         for place in PLACES:
             got = _again(sf.shard(fn, mesh, (place,)), X)
             assert_close(sf.full(got), wanted)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 9.9, 10.0, 40.0, 3000.0])
+def test_poisson_numbers_have_their_probabilities(rate: float) -> None:
+    count, width = 50_000, 6 * (rate + 1) ** 0.5
+    drawn = _again(sf.jit(torch.poisson, backend="aten"), torch.full((count,), rate).double())
+    k = torch.arange(max(0, rate - width) // 1, rate + width + 6, dtype=torch.float64)
+    x = torch.tensor(rate, dtype=torch.float64)
+    below = torch.special.gammaincc(k + 1, x)  # the probability of at most k
+    found = (drawn[:, None] <= k).double().mean(0)
+    assert (found - below).abs().max() < 2.2 / count**0.5  # Kolmogorov's at one in 8,000
+    assert drawn.frac().eq(0).all() and drawn.min() >= 0
+
+
+def test_poisson_of_no_rate_and_of_other_dtypes() -> None:
+    draw = sf.jit(torch.poisson, backend="aten")
+    assert draw(torch.tensor([-1.0, torch.nan])).isnan().all()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        found = draw(torch.full((9,), 2.0, dtype=dtype))
+        assert found.dtype == dtype and found.frac().eq(0).all()
+    assert sf.grad(lambda x: torch.poisson(x).sum())(X.exp()).eq(0).all()
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -284,6 +306,8 @@ DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gamma": lambda x: D.Gamma(x.exp(), x.exp()).rsample(),
     "beta": lambda x: D.Beta(x.exp(), x.exp()).rsample(),
     "dirichlet": lambda x: D.Dirichlet(x.exp()).rsample(),
+    "poisson": lambda x: D.Poisson(x.exp()).sample((2,)),
+    "negative binomial": lambda x: D.NegativeBinomial(5, logits=x).sample(),
     "uniform": lambda x: D.Uniform(x, x + 1).rsample(),
     "laplace": lambda x: D.Laplace(x, x.exp()).rsample(),
     "multivariate": lambda x: D.MultivariateNormal(x, torch.diag_embed(x.exp())).rsample(),

@@ -5,7 +5,6 @@ line.
 from __future__ import annotations
 
 import ast
-import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -101,9 +100,6 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_accumulate.check_microbatches": lambda x: sf.accumulate(torch.sum, 0)(x),
     "_pipelined_grad.checked_pipeline": lambda x: sf.pipelined_grad(torch.sum, 2, schedule="x")(x),
     "_checkpoint.check_text": lambda x: sf.checkpoint_name(x, 3),
-    "_checkpoint.refuse_context": lambda x: sf.jit(torch.utils.checkpoint.checkpoint)(
-        torch.sin, x, use_reentrant=False, context_fn=contextlib.nullcontext
-    ),
     "_checkpoint.check_segments": lambda x: sf.jit(torch.utils.checkpoint.checkpoint_sequential)(
         [torch.sin], 2, x, use_reentrant=False
     ),

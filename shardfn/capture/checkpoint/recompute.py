@@ -19,7 +19,7 @@ from .. import annotations as sources
 from ..drawing import draws
 from ..dynamo_nodes import name_of
 from ..graph_copies import copied
-from . import policies
+from . import policies, torch_policies
 
 aten = torch.ops.aten
 SHAPE_ONLY = {  # ops that read only the shape of a tensor
@@ -69,7 +69,7 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
         inner_first = sorted(
             members, key=lambda key: (len(members[key]), -int(key.removeprefix(sources.REGION)))
         )
-        policy = {key: policies.read(_regions(nodes[0])[key]) for key, nodes in members.items()}
+        policy = {key: _policy(_regions(nodes[0])[key], nodes) for key, nodes in members.items()}
         depth = {key: i for i, key in enumerate(inner_first)}
         for key in inner_first:
             around = tuple(
@@ -79,6 +79,12 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
         remove_unread(graph)
         graph.lint()
     return graph
+
+
+def _policy(text: str, members: list[torch.fx.Node]) -> policies.Policy:
+    """The policy of a checkpointed call, by its text and its ops."""
+    forward = [node for node in members if not _is_backward(node)]
+    return torch_policies.saved_by(text, forward) or policies.read(text)
 
 
 def residuals(graph: torch.fx.Graph) -> list[torch.fx.Node]:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint_sequential, noop_context_fn
 
 from ... import _compat, _tree
 from ...capture import annotations as sources
-from ...capture.checkpoint import policies
+from ...capture.checkpoint import policies, torch_policies
 from ...capture.dtensors import replaced_calls
 from ...errors import CaptureError, TreeError
 from ...ops import placement
@@ -90,28 +90,14 @@ def of_torch(
     early_stop: Any = True,
     **kwargs: Any,
 ) -> Any:
-    """torch.utils.checkpoint: a call of `checkpoint` that saves nothing. Its options say how eager
-    torch computes the same.
+    """torch.utils.checkpoint: a call of `checkpoint` that saves nothing, or what its context_fn
+    says. Its other options say how eager torch computes the same.
     """
+    policy = nothing_saveable
     if context_fn is not noop_context_fn:
-        refuse_context()
-    with sources.annotate_checkpointed(sources.fresh_region(), nothing_saveable):
+        policy = torch_policies.text_of(context_fn)
+    with sources.annotate_checkpointed(sources.fresh_region(), policy):
         return function(*args, **kwargs)
-
-
-@_compat.constant_in_graph
-def refuse_context() -> None:
-    """Refuse a context_fn, which would choose what to save.
-
-    Raises:
-        CaptureError: says how to choose.
-    """
-    raise CaptureError.of(
-        "torch.utils.checkpoint",
-        "it has a context_fn",
-        needed="a call without context_fn",
-        fix="sf.checkpoint(fn, policy=...), with one of checkpoint_policies",
-    )
 
 
 @_compat.read_by_dynamo
