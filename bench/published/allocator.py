@@ -15,6 +15,7 @@ SMALLEST, SMALL = 512, MIB  # bytes of a block, and of a block that lies among s
 class Block:
     """A part of a segment, between its neighbours."""
 
+    address: int
     size: int
     is_free: bool
     before: Block | None = None
@@ -22,8 +23,9 @@ class Block:
 
 
 class Segment:
-    """Memory that grows by pages. The smallest free block that is large enough is taken, and split;
-    if there is none, the segment grows at its end. It never shrinks.
+    """Memory that grows by pages. The smallest free block that is large enough is taken, the first
+    of equal ones, and split; the one at the end, which can grow, counts as the largest. If there is
+    none, the segment grows at its end. It never shrinks.
 
     Args:
         page: its bytes.
@@ -39,11 +41,12 @@ class Segment:
     def allocate(self, size: int) -> Block:
         """Take a block."""
         fitting = [x for x in self.free if x.size >= size]
-        block = min(fitting, key=lambda x: x.size) if fitting else self._grown(size)
+        order = lambda x: (x is self.end, x.size, x.address)
+        block = min(fitting, key=order) if fitting else self._grown(size)
         del self.free[block]
         block.is_free = False
         if block.size > size:
-            rest = Block(block.size - size, True, block, block.after)
+            rest = Block(block.address + size, block.size - size, True, block, block.after)
             self._link(rest, rest.after)
             block.size, block.after = size, rest
             self.free[rest] = None
@@ -62,7 +65,7 @@ class Segment:
         own = self.end.size if self.end is not None and self.end.is_free else 0
         grown = _rounded(size - own, self.page)
         self.reserved += grown
-        block = Block(grown, False, self.end)
+        block = Block(self.reserved - grown, grown, False, self.end)
         if self.end is not None:
             self.end.after = block
         self.end = block

@@ -254,6 +254,9 @@ class Steps:
             self._run(part, part.forward, (x.stage, i, x.microbatch))
             if not self.is_pipeline and len(group) == 1 and group != stage.groups[-1]:
                 self._release("weight", x.stage, group)
+        if not self.is_pipeline:  # the script has the logits until it has the loss
+            end = len(stage.parts) - 1
+            self.allocator.release((stage.parts[end].output, (x.stage, end, x.microbatch)))
 
     def _backward(self, x: Action) -> None:
         """Run the backward of a microbatch."""
@@ -262,6 +265,8 @@ class Steps:
         for i, part in reversed(parts.items()):
             group = _group_of(stage, i)
             self._gather(x.stage, group)
+            if i - 1 in parts:
+                self._gather(x.stage, _group_of(stage, i - 1))  # ahead, during this backward
             self._run(part, part.backward, (x.stage, i, x.microbatch))
             self._sum(part, (x.stage, i, x.microbatch))
             is_held = self.is_pipeline and i + 1 not in parts
@@ -286,7 +291,7 @@ class Steps:
             for x in made:
                 self.allocator.allocate((x, run), _nbytes(x))
             for x in dead:
-                if x is not part.output or not self.is_pipeline:  # logits are an output of a stage
+                if x is not part.output:  # logits end later than their last reader
                     self.allocator.release((x, run))
 
     def _sum(self, part: Part, run: tuple[int, int, int]) -> None:

@@ -73,6 +73,16 @@ def test_the_allocator_takes_the_best_block_and_grows_at_its_end() -> None:
     assert allocator.reserved == 4 * page + 2 * MIB, "streams share no memory"
 
 
+def test_the_allocator_takes_the_end_of_a_segment_last() -> None:
+    allocator = Allocator()
+    for name, size in {"first": 12, "second": 2}.items():
+        allocator.allocate((name,), size * MIB)
+    allocator.release(("first",))
+    allocator.allocate(("small",), 5 * MIB)  # lies in the 12, not in the 6 at the end
+    allocator.allocate(("large",), 12 * MIB)
+    assert allocator.reserved == 2 * 20 * MIB
+
+
 @pytest.mark.parametrize(
     "row", [x for x in table.TIME if "70B, FSDP" in x.name], ids=lambda row: row.source
 )
