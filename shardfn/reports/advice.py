@@ -41,8 +41,8 @@ def first_change(
         return f"Change first: {_smaller(summary, reasons, memory, placements)}."
     spared = [x for x, reason in reasons.items() if reason.saves]
     if spared:
-        best = max(spared, key=lambda x: (x.exposed, x.seconds))
-        if best.seconds >= WORTH * summary.total:
+        best = max(spared, key=lambda x: reasons[x].seconds)
+        if reasons[best].seconds >= WORTH * summary.total:
             return f"Change first: {_sparing(best, reasons[best])}."
     return _by_bound(summary, reasons, slowest)
 
@@ -75,8 +75,8 @@ def _idle_axes(summary: Summary, placements: Placements) -> str:
 def _sparing(x: SentByLine, reason: Reason) -> str:
     """Return a change that spares collectives, with what they are."""
     waits = f", of which a rank waits {human_seconds(x.exposed)}" if x.exposed else ""
-    gain = f"{human_bytes(x.nbytes)} of {x}{x.place}, {human_seconds(x.seconds)}{waits}"
-    return f"{reason.instead}. It spares {gain}"
+    spared = f"{x}{x.place}, {human_seconds(x.seconds)}{waits}"
+    return f"{reason.instead}. With it, {reason.saves}. It spares {spared}"
 
 
 def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: str) -> str:

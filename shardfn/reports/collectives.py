@@ -31,7 +31,8 @@ class Reason:
         why: they are sent.
         instead: the placements with which they are not sent, or a constraint to try; empty if none
             is known.
-        saves: what the placements save, as a plan with them says; empty for a constraint.
+        saves: what the step lowered with the placements saves; empty for a constraint.
+        seconds: that such a step takes less.
         is_asked: whether a placement asks for them, as that of a parameter which is gathered to
             be used.
         lines: those of the members of a bucket, which has none of its own.
@@ -40,6 +41,7 @@ class Reason:
     why: str
     instead: str = ""
     saves: str = ""
+    seconds: float = 0.0
     is_asked: bool = False
     lines: tuple[str, ...] = ()
 

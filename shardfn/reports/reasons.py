@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import attrs
 from torch.fx import Node
 
-from ..byte_sizes import human_bytes
 from ..collectives import ALL_GATHER
 from ..inspect.transfers import Transfer, communicating_moves, transfers
 from ..ops.nodes import args_of, origin_of
@@ -46,20 +45,12 @@ def reasons(
             is_asked = row.kind == ALL_GATHER  # of parameters
             reason = Reason(why, is_asked=is_asked, lines=tuple(dict.fromkeys(members)))
         suggestion = found.get(row)
-        rows[row] = reason if suggestion is None else _spared(reason, suggestion)
+        if suggestion is not None:
+            before, after = suggestion.seconds
+            planned = dict(saves=suggestion.saves, seconds=before - after)
+            reason = attrs.evolve(reason, instead=str(suggestion), **planned)
+        rows[row] = reason
     return rows
-
-
-def _spared(reason: Reason, x: Suggestion) -> Reason:
-    """Add the placements that spare a collective."""
-    before, after = x.sent
-    held, holds = x.held
-    saves = []
-    if after < before:
-        saves.append(f"a rank sends {human_bytes(before - after)} less")
-    if holds < held:
-        saves.append(f"its arguments take {human_bytes(held - holds)} less")
-    return attrs.evolve(reason, instead=str(x), saves=" and ".join(saves))
 
 
 def _lines_of_gradients(lowered: Lowered) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """Placements of arguments and results with which a collective is not sent.
 
-Each is found by planning the program with it: the collective is gone, and the step sends and takes
-no more than before.
+Each is found by planning the program with it, and then lowered: the collective is gone, and the
+step sends less in no more time, or its arguments take less.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 import attrs
 from torch.fx import Node
 
+from ..byte_sizes import human_bytes
 from ..collectives import ALL_GATHER, ALL_REDUCE
+from ..durations import human_seconds
 from ..hardware import Hardware
 from ..inspect.arguments import Arguments, Changes, placed_on
 from ..inspect.transfers import communicating_moves
@@ -77,17 +79,38 @@ class Suggestion:
         arguments: the arguments that are placed otherwise.
         results: the results that are placed otherwise.
         in_placements: of all arguments, as `shard` takes them.
-        sent: the bytes that a rank sends in a step, before and after.
         held: the bytes of a rank's arguments, before and after.
-        price: of the step, before and after, in bytes that a rank could send meanwhile.
+        sent: the payload of a rank's collectives, as lowered before and after.
+        seconds: of a step, as lowered before and after.
     """
 
     arguments: tuple[Change, ...]
     results: tuple[Change, ...]
     in_placements: tuple[Any, ...] | dict[str, Any] = attrs.field(repr=False)
-    sent: tuple[float, float]
     held: tuple[int, int]
-    price: tuple[float, float]
+    sent: tuple[int, int]
+    seconds: tuple[float, float]
+
+    @property
+    def is_worth(self) -> bool:
+        """Whether a rank holds a smaller share of arguments, or sends less in no more time."""
+        (took, takes), (sent, sends), (held, holds) = self.seconds, self.sent, self.held
+        return holds < SMALLER * held or (sends < LESS * sent and takes <= ABOUT * took)
+
+    @property
+    def saves(self) -> str:
+        """What a step saves with the placements, and what it takes for that, as text."""
+        figures = [
+            (self.seconds, human_seconds, "a step takes {}"),
+            (self.sent, human_bytes, "a rank sends {}"),
+            (self.held, human_bytes, "its arguments take {}"),
+        ]
+        changes = {"less": list[str](), "more": list[str]()}
+        for (before, after), human, text in figures:
+            word = "less" if after < LESS * before else "more" if after > before / LESS else ""
+            if word:
+                changes[word].append(f"{text.format(human(abs(before - after)))} {word}")
+        return " and ".join(changes["less"]) + "".join(f", but {x}" for x in changes["more"])
 
     def __str__(self) -> str:
         rows = collections.defaultdict[str, list[Change]](list)
@@ -113,6 +136,25 @@ class Planned:
     price: PlanPrice
     sent: dict[Key, int]
     held: int
+
+
+@attrs.frozen
+class Figures:
+    """What a lowered step sends and takes.
+
+    Args:
+        sent: the payload of a rank's collectives.
+        seconds: of a step.
+    """
+
+    sent: int
+    seconds: float
+
+    @classmethod
+    def of(cls, lowered: Lowered, hardware: Hardware) -> Figures:
+        """Return the figures of a step."""
+        sent = sum(x.nbytes for x in lowered.explain().collectives)
+        return cls(sent, lowered.time(hardware).total)
 
 
 def key_of_row(row: SentByLine) -> Key:
@@ -185,6 +227,11 @@ class _Search:
     def now(self) -> Planned:
         """The step as it is."""
         return _planned(self.lowered, self.hardware, self.chosen)
+
+    @functools.cached_property
+    def figures(self) -> Figures:
+        """The figures of the step as it is."""
+        return Figures.of(self.lowered, self.hardware)
 
     def moves_of(self, row: SentByLine) -> list[tuple[plan.Sending, Move]]:
         """Return the moves of the plan that some collectives carry out. A bucket without a line
@@ -292,7 +339,7 @@ class _Search:
         """Return the attempt that spares the collectives of a line and takes least; None if none
         does.
         """
-        found: list[tuple[float, int, Suggestion]] = []
+        found: list[tuple[float, int, Planned, Changes, Changes]] = []
         keys = {key_of_move(self.chosen, step, move) for step, move in self.moves_of(row)}
         before = sum(self.now.sent.get(k, 0) for k in keys)
         if not before:
@@ -301,9 +348,11 @@ class _Search:
             planned = self.planned(ins, outs)
             is_spared = sum(planned.sent.get(k, 0) for k in keys) <= LEFT * before
             if is_spared and self.is_better(planned):
-                suggestion = self.suggestion(ins, outs, planned)
-                found.append((planned.price.total, planned.held, suggestion))
-        return min(found, key=lambda row: row[:2])[2] if found else None
+                found.append((planned.price.total, planned.held, planned, ins, outs))
+        if not found:
+            return None
+        *_, planned, ins, outs = min(found, key=lambda row: row[:2])
+        return self.suggestion(ins, outs, planned)
 
     def planned(self, ins: Changes, outs: Changes) -> Planned:
         """Plan the program with other placements."""
@@ -334,22 +383,27 @@ class _Search:
         )
         return all(is_no_more) and (sends_less or holds_less)
 
-    def suggestion(self, ins: Changes, outs: Changes, planned: Planned) -> Suggestion:
-        """Return the placements as the user writes them."""
-        placed, program = self.lowered.traced.placed, self.lowered.traced.program
+    def suggestion(self, ins: Changes, outs: Changes, planned: Planned) -> Suggestion | None:
+        """Return the placements as the user writes them, with what the lowered step saves; None if
+        they are not worth it.
+        """
+        traced, now = self.lowered.traced, self.figures
+        placed, program = traced.placed, traced.program
         axes = self.chosen.axes
         text = lambda slot, marks: spec_of(marks, slot.value.dim(), axes)
         rows = [(program.in_paths[i], self.chosen.ins[i], marks) for i, marks in ins.items()]
         results = [(program.out_paths[i], self.chosen.outs[i], marks) for i, marks in outs.items()]
         marks = tuple(ins.get(i, marks) for i, marks in enumerate(placed.marks))
-        return Suggestion(
+        then = Figures.of(traced.lower_as(planned.plan, marks), self.hardware)
+        suggestion = Suggestion(
             tuple(Change(p, text(x, x.placements), text(x, m)) for p, x, m in rows),
             tuple(Change(p, text(x, x.placements), text(x, m)) for p, x, m in results),
             argument_placements(attrs.evolve(placed, marks=marks)).in_placements,
-            (self.now.price.nbytes, planned.price.nbytes),
             (self.now.held, planned.held),
-            (self.now.price.total, planned.price.total),
+            (now.sent, then.sent),
+            (now.seconds, then.seconds),
         )
+        return suggestion if suggestion.is_worth else None
 
 
 def _planned(lowered: Lowered, hardware: Hardware, chosen: plan.Plan) -> Planned:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from reports.mistakes import MISTAKES, Mistake
 
 import shardfn as sf
 from shardfn import P
+from shardfn.durations import human_seconds
 from shardfn.reports import suggestions
 
 
@@ -27,6 +29,11 @@ def line_of(source: str | None) -> str:
         return ""
     file, _, number = source.rpartition(":")
     return linecache.getline(file, int(number))
+
+
+def step_change(before: Any, after: Any) -> str:
+    change = after.summary.total - before.summary.total
+    return f"{human_seconds(abs(change))} {'more' if change > 0 else 'less'}"
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -50,17 +57,20 @@ def test_a_mistake_is_blamed_on_its_line_and_the_suggestion_spares_it(
     key = lambda each: (each.kind, each.axis, each.source, each.module, each.leaves)
     assert key(row) not in map(key, again.collectives)
     assert again.summary.nbytes <= page.summary.nbytes or suggestion.held[1] < suggestion.held[0]
+    assert suggestion.sent == (page.summary.nbytes, again.summary.nbytes)
+    assert suggestion.seconds == pytest.approx((page.summary.total, again.summary.total))
     shown = page.contents["collectives"][page.collectives.index(row)]
     texts = page.contents["strings"]
-    assert texts[shown["instead"]] == str(suggestion) and texts[shown["saves"]]
+    assert texts[shown["instead"]] == str(suggestion)
+    assert f"a step takes {step_change(page, again)}" in texts[shown["saves"]]
 
 
 def test_what_to_change_first_is_in_the_sentences(tmp_path: Path) -> None:
     x = MISTAKES["the contraction of a weight is sharded"]
     page = lowered(x, x.placements, None).report(path=tmp_path / "report.html")
-    assert "Change first: p['up'] at P(None, 'tp') in place of P('tp'). It spares 1.0 MiB of" in (
-        str(page)
-    )
+    saved = r"a step takes [\d.]+ us less and a rank sends 1.0 MiB less"
+    change = r"Change first: p\['up'\] at P\(None, 'tp'\) in place of P\('tp'\)\."
+    assert re.search(f"{change} With it, {saved}. It spares all_gather over tp at", str(page))
 
 
 def residual(w: Any, x: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ from ...placement_table import ArgumentPlacements, argument_placements
 from ...random import ambient
 from ...schedule.schedule_plan import with_bucket_options
 from ...stage_log import artefact, stage
-from ...types import TENSOR, Collective, LocalProgram, Program
+from ...types import TENSOR, Collective, LocalProgram, MeshPlacements, Program
 from .. import cache
 from ..arguments import (
     Placed,
@@ -213,6 +213,15 @@ class Traced:
         forward = self._scheduled(both.forward, forward_of(self.program, both))
         backward = self._scheduled(both.backward, backward_of(self.program, both))
         return attrs.evolve(forward, halves=both, backward=backward)
+
+    def lower_as(self, chosen: Plan, marks: tuple[MeshPlacements, ...]) -> Lowered:
+        """Stage 3 alone, for a plan of the program with other placements of its arguments."""
+        with _compat.staging(), _compat.paused_gc():
+            traced = attrs.evolve(self, placed=attrs.evolve(self.placed, marks=marks))
+            name = self.request.name
+            return traced._scheduled(
+                with_bucket_options(chosen, name, None, None, None), self.program
+            )
 
     def halves(self, chosen: Plan) -> SplitPlan:
         """Split the plan into the forward and the backward of a call that autograd follows."""
