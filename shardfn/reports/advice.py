@@ -80,11 +80,15 @@ def _sparing(x: SentByLine, reason: Reason) -> str:
 
 
 def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: str) -> str:
-    """Return a change for what takes the largest part of a step."""
-    bound = summary.bound
-    if bound == BUBBLE:
-        return "Change first: more microbatches, or a schedule with several stages a coordinate."
+    """Return a change for what a rank waits for longest."""
+    bubble = summary.parts.get(BUBBLE, 0.0)
     longest = max(reasons, key=lambda x: x.exposed, default=None)
+    if bubble >= max(MUCH * summary.total, longest.exposed if longest else 0.0):
+        return (
+            f"Change first: the bubble, in which a rank waits for other stages, is "
+            f"{bubble / summary.total:.0%} of the step. More microbatches shorten it, or several "
+            "stages a coordinate."
+        )
     if longest is None or longest.exposed < MUCH * summary.total:
         return f"No other placement of an argument spares much. The longest op is {slowest}."
     why = reasons[longest].why

@@ -93,7 +93,7 @@ def replicated() -> Any:
 STEPS = {"modules": modules, "stacked": stacked, "replicated": replicated}
 
 
-def pipelined() -> Any:
+def pipelined(width: int = 64, rows: int = 128, microbatches: int = 8) -> Any:
     """A gradient by a pipeline of four stages, on 8 ranks."""
 
     def loss_of(params: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -101,14 +101,15 @@ def pipelined() -> Any:
             x = torch.relu(x @ p)
         return (x - y).square().mean()
 
-    schedule = sf.schedules.one_f_one_b(4, 8)
-    step = sf.pipelined_grad(loss_of, 8, schedule=schedule)
+    schedule = sf.schedules.one_f_one_b(4, microbatches)
+    step = sf.pipelined_grad(loss_of, microbatches, schedule=schedule)
     with sf.fake_world(8, numerics=False):
         mesh = sf.make_mesh((4, 2), ("pp", "dp"))
         where = [P(pp=k) for k in range(4)]
-        params = [sf.ShapeDtype((64, 64)) for _ in range(4)]
+        params = [sf.ShapeDtype((width, width)) for _ in range(4)]
         run = sf.shard(step, mesh, (where, P("dp"), P("dp")), backend="aten")
-        return run.lower(params, sf.ShapeDtype((128, 64)), sf.ShapeDtype((128, 64)))
+        x = sf.ShapeDtype((rows, width))
+        return run.lower(params, x, x)
 
 
 def followed() -> Any:

@@ -188,10 +188,17 @@ def test_a_pipeline_has_a_lane_for_each_coordinate(tmp_path: Path) -> None:
     assert page.summary.parts["the bubble"] == time.bubble > 0
     assert sum(page.summary.parts.values()) == pytest.approx(time.total)
     assert page.summary.collectives == len(low.collectives)
-    assert "more microbatches" in page.summary.first and not page.suggestions
+    assert "More microbatches shorten it" in page.summary.first and not page.suggestions
     # 1F1B: the first coordinate has the most microbatches under way
     assert page.summary.holder == "pp=0" and page.summary.peak == low.memory.peak
     assert "of a device, at pp=0." in str(page)
+
+
+def test_a_bubble_that_does_not_bound_a_step_is_named_with_its_share(tmp_path: Path) -> None:
+    page = pipelined(16384, 65536, microbatches=32).report(path=tmp_path / "report.html")
+    share = page.summary.parts["the bubble"] / page.summary.total
+    assert page.summary.bound == "arithmetic" and share > 0.2
+    assert f"a rank waits for other stages, is {share:.0%} of the step" in page.summary.first
 
 
 def test_a_call_that_autograd_follows_is_its_forward_and_its_backward(tmp_path: Path) -> None:
