@@ -125,6 +125,7 @@ from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign, reads_
 from .dynamo.tree_functions import of_trees, owned
 from .dynamo.under_transforms import UnderTransforms
 from .dynamo.value_checks import check_passed
+from .fakes.answers import result_of
 from .fakes.zeros import write_out_zeros
 from .inductor import (
     Integer,
@@ -431,6 +432,7 @@ __all__ = [
     "register_group",
     "registered",
     "repr_context",
+    "result_of",
     "root_mesh",
     "runs_on_all_ranks",
     "schema",

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from .strides import WithRecordedStrides
+from .tracing import call_copied
+
 Bodies = Mapping[int, torch.fx.GraphModule]
 _BODIES: contextvars.ContextVar[Bodies] = contextvars.ContextVar("shardfn_bodies")
 
@@ -26,6 +29,15 @@ def calling(bodies: Bodies) -> Iterator[None]:
         yield
     finally:
         _BODIES.reset(token)
+
+
+class WithCalls(WithRecordedStrides):
+    """The interpreter of a program with calls of blocks, which enter a trace as they are."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target is torch.ops.shardfn.call_block.default:
+            return call_copied(n, self.fetch_args_kwargs_from_env(n)[0])
+        return super().run_node(n)
 
 
 def prepared(body: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> torch.fx.GraphModule:

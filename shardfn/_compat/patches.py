@@ -94,19 +94,19 @@ def _always() -> bool:
     return True
 
 
+GRAPHS = Patch(
+    what="work on graphs that nothing runs",
+    why="torch writes the code of each graph, and searches the arguments of each node for "
+    "symbolic numbers",
+    lost="captures are slower by a fifth, lowerings and compilations by less",
+    on_missing=DEGRADE,
+    calls={"torch.fx._lazy_graph_module:_LazyGraphModule.force_recompile": spared.left_unwritten},
+    enter=spared.of_graphs,
+    places=("torch.fx._lazy_graph_module:_use_lazy_graph_module", "torch.fx.graph:pytree"),
+)
+
 READING = (  # a captured function, by Dynamo
-    Patch(
-        what="work on graphs that nothing runs",
-        why="torch writes the code of each graph, and searches the arguments of each node for "
-        "symbolic numbers",
-        lost="captures are slower by a fifth",
-        on_missing=DEGRADE,
-        calls={
-            "torch.fx._lazy_graph_module:_LazyGraphModule.force_recompile": spared.left_unwritten
-        },
-        enter=spared.of_graphs,
-        places=("torch.fx._lazy_graph_module:_use_lazy_graph_module", "torch.fx.graph:pytree"),
-    ),
+    GRAPHS,
     Patch(
         what="our own ops in Dynamo's graph",
         why="it looks inside of them; allow_in_graph is for good",
@@ -696,6 +696,7 @@ COMPILATION = (
 PATCHES: dict[str, tuple[Patch, ...]] = {
     "capture": (*READING, *TRACING, SIZES, ANSWERS),
     "fakes": (SIZES, ANSWERS),
+    "graphs": (GRAPHS,),  # lowering and compilation
     "symbols": (  # Dynamo, where sizes are symbols
         Patch(
             what="F.linear of symbolic sizes",

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd import forward_ad
 
+from .fakes import answers
 from .settings import of_fakes
 from .threads import is_capturing, overridden
 
@@ -347,8 +348,37 @@ def traced_again(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) ->
             made[node] = mode.tracer.graph.node_copy(node, made.__getitem__)
     known = dict(zip(slots, inputs, strict=True))
     for node in output.all_input_nodes:
-        known.setdefault(made[node], _tracked(node, made[node], mode.tracer))
+        if made[node] not in known:
+            known[made[node]] = _tracked(node.meta["val"], made[node], mode.tracer)
     return [known[made[node]] for node in output.args[0]]
+
+
+def call_copied(call: torch.fx.Node, args: tuple[Any, ...]) -> list[Any]:
+    """Copy a call that returns a list of tensors into the active make_fx trace, as it is.
+
+    Args:
+        call: a node that only `getitem`s read. Its value has the layouts of its results.
+        args: its arguments, with fake tensors that the trace knows.
+
+    Returns:
+        The results that are read, and None for the others.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    assert mode is not None, "a call is copied into a trace"
+    slot_of = lambda x: _slot_of(x, mode.tracer) if isinstance(x, torch.Tensor) else x
+    slots: Any = torch.fx.node.map_aggregate(args, slot_of)
+    assert not any(None in part for part in slots if isinstance(part, list)), f"{call}: an operand"
+    graph, layouts = mode.tracer.graph, call.meta["val"]
+    copied = graph.call_function(call.target, slots)
+    copied.meta["val"] = layouts
+    results: list[Any] = [None] * len(layouts)
+    for user in call.users:
+        k: Any = user.args[1]
+        item = graph.call_function(operator.getitem, (copied, k))
+        results[k] = _tracked(layouts[k], item, mode.tracer)
+    return results
 
 
 def _slot_of(x: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
@@ -368,14 +398,12 @@ def _are_plain(graph: torch.fx.Graph) -> bool:
     )
 
 
-def _tracked(node: torch.fx.Node, copy: torch.fx.Node, tracer: Any) -> torch.Tensor:
-    """Return a fake tensor like a node's value, which a trace knows as the value of its copy."""
-    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, track_tensor_tree
+def _tracked(like: torch.Tensor, copy: torch.fx.Node, tracer: Any) -> torch.Tensor:
+    """Return a fake tensor of the layout of another, which a trace knows as a node's value."""
+    from torch.fx.experimental.proxy_tensor import track_tensor
 
-    like = node.meta["val"]
-    with disable_proxy_modes_tracing(), like.fake_mode:
-        x = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    track_tensor_tree(x, torch.fx.Proxy(copy, tracer), constant=None, tracer=tracer)
+    x = copy.meta["val"] = answers.fresh(like)
+    track_tensor(x, torch.fx.Proxy(copy, tracer), constant=None, tracer=tracer)
     return x
 
 

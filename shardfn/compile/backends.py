@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import _compat
-from .._compat.strides import WithRecordedStrides
+from .._compat.block_calls import WithCalls
 from ..collectives import custom_collective_ops
 from ..ops import higher_order
 from ..schedule import copied
@@ -98,9 +98,9 @@ def _source(graph: torch.fx.Graph, donated: Sequence[int] = ()) -> _compat.Sourc
     """Return a graph as what Inductor compiles: its results share memory with donated inputs at
     most.
     """
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    module = _compat.graph_module(torch.nn.Module(), graph)
     fakes = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
-    run = WithRecordedStrides(higher_order.unbind_graphs(module)).run
+    run = WithCalls(higher_order.unbind_graphs(module)).run
     return _compat.Source(run, fakes, lambda lowered: separate(lowered, donated))
 
 

@@ -10,15 +10,19 @@ Nodes = list[torch.fx.Node]
 
 
 def ordered(graph: torch.fx.Graph, wanted: Iterable[torch.fx.Node]) -> torch.fx.Graph:
-    """Copy a graph with its nodes in another order; inputs still precede their readers.
+    """Copy a graph with its nodes in another order; inputs still precede their readers. A graph
+    in that order is returned itself.
 
     Args:
         graph: may be out of topological order.
         wanted: nodes in the order wanted. Placeholders always come first and the output last.
     """
+    sequence = _sequence(graph, wanted)
+    if sequence == [*graph.nodes]:
+        return graph
     fresh = torch.fx.Graph()
     env = dict[torch.fx.Node, torch.fx.Node]()
-    for node in _sequence(graph, wanted):
+    for node in sequence:
         copy = env[node] = fresh.node_copy(node, env.__getitem__)
         copy.name, copy.meta = node.name, dict(node.meta)
     return fresh

@@ -1,8 +1,9 @@
-"""Work that a capture is spared: code of graphs that nothing runs, and searches of their nodes."""
+"""Work that stages are spared: code of graphs that nothing runs, and searches of their nodes."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +13,10 @@ import torch.utils._pytree as pytree
 from torch.fx import _lazy_graph_module as lazy
 from torch.fx import graph
 
-from ..threads import is_capturing, replaced
+from ..threads import replaced
 
 MADE = "dynamo_compile_id"  # what Dynamo notes of the module that it makes
+_SPARED: contextvars.ContextVar[bool] = contextvars.ContextVar("shardfn_spared", default=False)
 
 
 @contextlib.contextmanager
@@ -26,7 +28,7 @@ def of_graphs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def code_on_demand() -> Iterator[None]:
-    """Have torch write the code of a graph when it is read or run. A capture interprets its
+    """Have torch write the code of a graph when it is read or run. Stages interpret their
     graphs, and writing the code of one costs as much as copying it.
     """
     with lazy._use_lazy_graph_module(True):
@@ -40,16 +42,20 @@ def graph_module(root: Any, nodes: torch.fx.Graph) -> torch.fx.GraphModule:
 
 @contextlib.contextmanager
 def arguments_not_searched() -> Iterator[None]:
-    """Have a graph not search the arguments of each new node for symbolic numbers, of which it
-    would warn.
+    """Have the graphs of this thread not search the arguments of each new node for symbolic
+    numbers, of which they would warn.
     """
 
     def searched(tree: Any, *args: Any, **kwargs: Any) -> Any:
-        return () if is_capturing() else pytree.tree_iter(tree, *args, **kwargs)
+        return () if _SPARED.get() else pytree.tree_iter(tree, *args, **kwargs)
 
     module = types.SimpleNamespace(**{**vars(pytree), "tree_iter": searched})
-    with replaced(graph, "pytree", lambda original: module):
-        yield
+    token = _SPARED.set(True)
+    try:
+        with replaced(graph, "pytree", lambda original: module):
+            yield
+    finally:
+        _SPARED.reset(token)
 
 
 def left_unwritten(write: Any, module: Any) -> None:

@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from . import known_sizes
@@ -88,6 +89,23 @@ def remembered(
     if _not_kept() == before or func.namespace == COLLECTIVES:
         _remember(key, func, args, result)
     return result
+
+
+def result_of(
+    mode: FakeTensorMode, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Return the result of a functional op on fake tensors. A cached one is found without torch's
+    dispatcher, whose layers take longer than the look-up.
+
+    Args:
+        mode: that of the fake tensors, which is active.
+        op: the op.
+        args: its arguments.
+        kwargs: those by name.
+    """
+    key = _key(mode, op, args, kwargs)
+    answer = None if key is None else _ANSWERS.get(key)
+    return op(*args, **kwargs) if answer is None else _made(mode, answer, args)
 
 
 def _not_kept() -> int:
@@ -205,3 +223,14 @@ def _tensor(mode: FakeTensorMode, made: Made, viewed: torch.Tensor | None) -> Fa
             memory = viewed.untyped_storage()
             empty.set_(memory, made.offset, made.shape, made.stride)
     return FakeTensor(mode, empty, made.device)
+
+
+def fresh(like: Any) -> FakeTensor:
+    """Make a fake tensor of the layout of another, with memory of its own, past all modes.
+
+    Args:
+        like: a fake tensor, strided, of sizes that are numbers.
+    """
+    made = Made(tuple(like.shape), like.stride(), 0, like.dtype, like.fake_device, False)
+    with torch._C.DisableTorchFunction():
+        return _tensor(like.fake_mode, made, None)

@@ -18,7 +18,6 @@ from ...ops.nodes import args_of, remove_unread
 from .. import annotations as sources
 from ..drawing import draws
 from ..dynamo_nodes import name_of
-from ..graph_copies import copied
 from . import policies, torch_policies
 
 aten = torch.ops.aten
@@ -51,13 +50,12 @@ def recompute(graph: torch.fx.Graph) -> torch.fx.Graph:
     backward. Random values are always saved. Values never change.
 
     Args:
-        graph: functional ATen. Nodes carry `val`, `phase` and `custom`. It is not changed.
+        graph: functional ATen. Nodes carry `val`, `phase` and `custom`.
 
     Returns:
-        A new graph with the same inputs and outputs and no dead nodes. `checkpoint_name`s are
-        removed, and recorded in `custom` as `names`.
+        The graph itself, with the same inputs and outputs and no dead nodes. `checkpoint_name`s
+        are removed, and recorded in `custom` as `names`.
     """
-    graph = copied(graph)
     remove_unread(graph)
     _note_names(graph)
     members: dict[str, list[torch.fx.Node]] = {}

@@ -39,7 +39,10 @@ def known(kinds: Mapping[int, Kind]) -> Iterator[None]:
 
 
 _LIBRARY = torch.library.Library("shardfn", "FRAGMENT")
-_LIBRARY.define("call_block(Tensor[] read, Tensor(a!)[] written, int number) -> Tensor[]")
+_LIBRARY.define(
+    "call_block(Tensor[] read, Tensor(a!)[] written, int number) -> Tensor[]",
+    tags=torch.Tag.flexible_layout,  # a call lays its operands out itself
+)
 CALL = torch.ops.shardfn.call_block.default
 
 

@@ -73,7 +73,7 @@ class Builder:
         node = self.graph.call_function(target, args, kwargs)
         fake = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         node.meta.update(self.about)
-        node.meta["val"] = target(*fake[0], **fake[1])
+        node.meta["val"] = _compat.result_of(self.mode, target, *fake)
         return node
 
     def item(self, node: torch.fx.Node, i: int) -> torch.fx.Node:

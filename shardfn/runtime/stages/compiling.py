@@ -143,7 +143,8 @@ def compiled_program(
         refuse_host_work(name, placed, program)
     if placed.mesh is not None:
         _bind_groups(placed)
-    own = passes.copied(program.graph)
+    with _compat.patched("graphs"):
+        own = passes.copied(program.graph)
     graph = _compat.graph_module(torch.nn.Module(), own)
     donated = donated_places(placed)
     if backend == "aten":
@@ -153,6 +154,7 @@ def compiled_program(
     ops = sum(node.op == "call_function" for node in own.nodes)
     with (
         _compat.staging(),
+        _compat.patched("graphs"),
         _compat.autocast_off(),
         undisturbed(wanted),
         random_state_kept() if wanted else contextlib.nullcontext(),

@@ -241,7 +241,7 @@ class Traced:
         kinds = local_sizes(chosen, here)
         programs: dict[tuple[Any, ...], LocalProgram] = {}
         name = self.request.name
-        with stage("schedule", name) as note:
+        with stage("schedule", name) as note, _compat.patched("graphs"):
             agreed = passes.plan_schedule(chosen, name)
             for coordinate, size in kinds.items():
                 if size not in programs:

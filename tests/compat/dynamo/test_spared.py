@@ -1,13 +1,15 @@
-"""A capture is spared the code of graphs, and searches of their nodes."""
+"""Stages are spared the code of graphs, and searches of their nodes."""
 
 from __future__ import annotations
+
+import concurrent.futures
+from typing import Any
 
 import pytest
 import torch
 
 import shardfn as sf
 from shardfn._compat.dynamo.spared import arguments_not_searched, code_on_demand, graph_module
-from shardfn._compat.threads import capturing
 
 
 def doubling() -> torch.fx.Graph:
@@ -69,10 +71,24 @@ def test_a_capture_writes_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not written
 
 
-def test_arguments_are_searched_for_symbolic_numbers_by_others_than_a_capture() -> None:
+def test_arguments_are_searched_for_symbolic_numbers_by_other_threads() -> None:
     tree = ([1, 2], {"a": 3})
-    with arguments_not_searched():
-        assert list(torch.fx.graph.pytree.tree_iter(tree)) == [1, 2, 3]
-        with capturing():
-            assert not list(torch.fx.graph.pytree.tree_iter(tree))
+    searched = lambda: list(torch.fx.graph.pytree.tree_iter(tree))
+    with arguments_not_searched(), concurrent.futures.ThreadPoolExecutor(1) as others:
+        assert not searched()
+        assert others.submit(searched).result() == [1, 2, 3]
     assert torch.fx.graph.pytree is torch.utils._pytree
+
+
+def test_later_stages_search_no_arguments_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = sf.jit(lambda x: deep(x, 2) * 2, backend="aten").trace(torch.ones(2, 3))
+    searched: list[list[int]] = []
+    create = torch.fx.Graph.create_node
+
+    def noted(*args: Any, **kwargs: Any) -> torch.fx.Node:
+        searched.append(list(torch.fx.graph.pytree.tree_iter([1])))
+        return create(*args, **kwargs)
+
+    monkeypatch.setattr(torch.fx.Graph, "create_node", noted)
+    traced.lower().compile()
+    assert searched and not any(searched)
