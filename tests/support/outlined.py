@@ -43,5 +43,12 @@ def copies(graph: torch.fx.Graph) -> list[int]:
 
 def run_outlined(lowered: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The results of the program with calls on its inputs, some of which it writes to."""
+    return run_calls(*outlined(lowered), inputs)
+
+
+def run_calls(
+    graph: torch.fx.Graph, kinds: Mapping[int, Kind], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """The results of a program with calls of these kinds on inputs, some of which it writes to."""
     with torch.no_grad():
-        return _Calling(*outlined(lowered)).run(*inputs)
+        return _Calling(graph, kinds).run(*inputs)

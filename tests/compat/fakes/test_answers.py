@@ -178,3 +178,54 @@ def test_other_threads_have_torchs_results() -> None:
         thread.start()
         thread.join()
     assert not answers._ANSWERS
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_result_past_the_dispatcher_is_that_of_torch(name: str) -> None:
+    mode = _compat.fake_mode()
+    x, i = mode.from_tensor(X), mode.from_tensor(LONG)
+
+    class Past(torch.utils._python_dispatch.TorchDispatchMode):
+        """Looks each op's result up past the dispatcher."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            return answers.result_of(mode, func, args, kwargs or {})
+
+    with mode, _compat.patched("fakes"):
+        wanted = described(OPS[name](x, i))
+        with Past():
+            found = [described(OPS[name](x, i)) for _ in range(2)]
+    assert found == [wanted] * 2
+
+
+def test_a_known_result_needs_no_dispatcher_and_shares_no_memory() -> None:
+    mode = _compat.fake_mode()
+    x = mode.from_tensor(X)
+    add = torch.ops.aten.add.Tensor
+    with mode, _compat.patched("fakes"):
+        first = add(x, x)
+        passed: list[Any] = []
+        other = answers.result_of(mode, lambda *args: passed.append(args), (x, x), {})
+        second = answers.result_of(mode, add, (x, x), {})
+        with torch._C._DisableTorchDispatch():  # where fake tensors have no kernels
+            third = answers.result_of(mode, add, (x, x), {})
+    assert other is None and passed == [(x, x)]  # what is no op is called
+    assert described(first) == described(second) == described(third)
+    memories = {y.untyped_storage()._cdata for y in (x, first, second, third)}
+    assert len(memories) == 4
+
+
+def test_a_fresh_tensor_has_the_layout_of_another_and_its_own_memory() -> None:
+    mode = _compat.fake_mode()
+    x = mode.from_tensor(X)
+    with mode:
+        like = x.T[1:]
+    a, b = answers.fresh(like), answers.fresh(like)
+    assert (a.shape, a.stride(), a.dtype, a.device) == (
+        like.shape,
+        like.stride(),
+        like.dtype,
+        like.device,
+    )
+    assert a.fake_mode is mode and not a.requires_grad and a.storage_offset() == 0
+    assert len({y.untyped_storage()._cdata for y in (like, a, b)}) == 3
