@@ -39,10 +39,7 @@ def known(kinds: Mapping[int, Kind]) -> Iterator[None]:
 
 
 _LIBRARY = torch.library.Library("shardfn", "FRAGMENT")
-_LIBRARY.define(
-    "call_block(Tensor[] read, Tensor(a!)[] written, int number) -> Tensor[]",
-    tags=torch.Tag.flexible_layout,  # a call lays its operands out itself
-)
+_LIBRARY.define("call_block(Tensor[] read, Tensor(a!)[] written, int number) -> Tensor[]")
 CALL = torch.ops.shardfn.call_block.default
 
 
