@@ -371,7 +371,7 @@ def call_copied(call: torch.fx.Node, args: tuple[Any, ...]) -> list[Any]:
     slots: Any = torch.fx.node.map_aggregate(args, slot_of)
     assert not any(None in part for part in slots if isinstance(part, list)), f"{call}: an operand"
     graph, layouts = mode.tracer.graph, call.meta["val"]
-    copied = graph.call_function(call.target, slots)
+    copied = graph.create_node("call_function", call.target, slots)
     copied.meta["val"] = layouts
     results: list[Any] = [None] * len(layouts)
     for user in call.users:

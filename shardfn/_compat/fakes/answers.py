@@ -12,7 +12,6 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from . import known_sizes
@@ -92,7 +91,7 @@ def remembered(
 
 
 def result_of(
-    mode: FakeTensorMode, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    mode: FakeTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Return the result of a functional op on fake tensors. A cached one is found without torch's
     dispatcher, whose layers take longer than the look-up.
