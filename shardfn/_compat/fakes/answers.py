@@ -90,9 +90,7 @@ def remembered(
     return result
 
 
-def result_of(
-    mode: FakeTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
+def result_of(mode: FakeTensorMode, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the result of a functional op on fake tensors. A cached one is found without torch's
     dispatcher, whose layers take longer than the look-up.
 
