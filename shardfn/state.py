@@ -53,6 +53,7 @@ CONTEXTS = (
     State("_compat.dynamo.reading", "_USES", "which inputs the gradients of a capture use"),
     State("_compat.dynamo.lazy", "_MADE", "modules whose parameters a capture has made"),
     State("_compat.dynamo.sizes", "_NOTED", "inputs and guards of a run of Dynamo"),
+    State("_compat.dynamo.spared", "_SPARED", "whether graphs search their nodes' arguments"),
     State("_compat.modules", "_HOOKED", "whether parameters' hooks run by our order"),
     State("_compat.block_calls", "_BODIES", "the blocks of the program that is compiled"),
     State("compile.repeats.calls", "_KINDS", "the kinds of those blocks"),
