@@ -143,7 +143,7 @@ def compiled_program(
         refuse_host_work(name, placed, program)
     if placed.mesh is not None:
         _bind_groups(placed)
-    with _compat.patched("graphs"):
+    with _compat.staging(), _compat.patched("graphs"):
         own = passes.copied(program.graph)
     graph = _compat.graph_module(torch.nn.Module(), own)
     donated = donated_places(placed)
