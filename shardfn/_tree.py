@@ -56,20 +56,20 @@ def leaves(tree: Any) -> list[Any]:
 def tree_map(
     fn: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
-    """Apply a function to every leaf of one tree, or of several of the same structure.
+    """Apply a function to every leaf of one tree, or of several trees with the same structure.
 
     Args:
-        fn: takes one leaf of each tree.
+        fn: a function of one leaf of each tree.
         tree: a pytree: dicts, lists, tuples, named tuples, `None` (a leaf), and classes that
-            torch's pytree knows. A tensor is a leaf, also one that holds others.
-        rest: further trees of the same structure.
-        is_leaf: whether a part of the tree counts as a leaf.
+            torch's pytree knows. A tensor is a leaf, even if it holds other tensors.
+        rest: more trees with the same structure.
+        is_leaf: a function that returns whether a part of the tree counts as a leaf.
 
     Returns:
-        A tree of the same structure.
+        A tree with the same structure.
 
     Raises:
-        ValueError: the structures differ.
+        ValueError: the structures of the trees differ.
 
     Source: jax.tree.map.
 

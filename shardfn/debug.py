@@ -40,14 +40,14 @@ def print(fmt: str, *args: Any, ranks: str = "first", **kwargs: Any) -> None:
     """Print values each time the program runs.
 
     Args:
-        fmt: the text, as of `str.format`: "{}" for an argument, "{name}" for one by name. A
-            tensor of one element takes the format of a number: "{:.3f}".
-        args: tensors, which are printed with their global values, constants, and trees of both.
-        ranks: "first" prints on rank 0; "all" on each rank, with its number.
-        kwargs: values by name.
+        fmt: a format text, as for `str.format`: "{}" for an argument, "{name}" for an argument by
+            name. A tensor of one element accepts the format of a number: "{:.3f}".
+        args: tensors, constants, and trees of both. Tensors are printed with their global values.
+        ranks: "first" prints on rank 0. "all" prints on each rank, with its number.
+        kwargs: more values, by name.
 
     Raises:
-        ShardError: fmt is not a text, does not fit the arguments, or ranks is neither.
+        ShardError: fmt is not a text or does not fit the arguments, or ranks has another value.
 
     Example:
         >>> import torch, shardfn as sf
@@ -66,14 +66,13 @@ def callback(fn: Callable[..., Any], *args: Any, ranks: str = "first", **kwargs:
     """Call a function with the values of tensors each time the program runs.
 
     Args:
-        fn: any function; its result is dropped. A program that calls it cannot be saved.
-        args: tensors, which it gets as plain tensors of global values, constants, and trees of
-            both.
-        ranks: "first" calls it on rank 0; "all" on each rank.
-        kwargs: values by name.
+        fn: any function. Its result is ignored. A program with a callback cannot be saved.
+        args: tensors, constants, and trees of both. fn gets plain tensors of global values.
+        ranks: "first" calls fn on rank 0. "all" calls fn on each rank.
+        kwargs: more values, by name.
 
     Raises:
-        ShardError: fn is not a function, or ranks is neither.
+        ShardError: fn is not a function, or ranks has another value.
 
     Example:
         >>> import torch, shardfn as sf
@@ -90,16 +89,17 @@ def callback(fn: Callable[..., Any], *args: Any, ranks: str = "first", **kwargs:
 
 
 def breakpoint(**values: Any) -> None:
-    """Stop in the debugger where the program runs, at the user's line, as Python's `breakpoint`.
+    """Stop in the debugger when the program runs, at the user's source line, like Python's
+    `breakpoint`.
 
-    The names there are the variables of the function that have a value by then, and `ranks`: for
-    each rank that is here, all in a simulated world, a dict of them.
+    The debugger shows the variables of the function that have a value at this line, and `ranks`: a
+    dict of variables for each rank of this process.
 
     Args:
-        values: more values by name.
+        values: more values, by name.
 
     Raises:
-        TypeError: a value without a name.
+        TypeError: a value has no name.
 
     Example:
         >>> import torch, shardfn as sf

@@ -52,17 +52,17 @@ require_distributed()  # before the imports that fail without it
 
 
 class ShardError(Exception):
-    """The base class of shardfn's errors, for unsupported programs and bad input.
+    """The base class of shardfn's errors.
 
     Args:
-        message: the full text, as `problem` writes it.
+        message: the full text of the error, as `problem` formats it.
         arg_path: the path of the argument (or output) of the function, such as `params['w']`.
-        mesh: the mesh.
+        mesh: the device mesh.
         placements: the requested placements.
         dim: the tensor dim.
         source: `file:line` in the user's code.
         fix: the suggestion.
-        module: the path of the submodule whose op is at that line.
+        module: the path of the submodule whose op is at this source line.
 
     Example:
         >>> import torch, shardfn as sf
@@ -105,15 +105,15 @@ class ShardError(Exception):
         module: str | None = None,
         **fields: Any,
     ) -> Self:
-        """Build an error whose text `problem` formats from its fields.
+        """Build an error whose text is formatted from these fields.
 
         Args:
-            where: the function and argument.
+            where: the function and the argument.
             lines: the problem, one line for each mismatch.
             needed: a description of a right value.
             fix: the suggestion.
             source: `file:line` in the user's code.
-            module: the path of the submodule whose op is at that line.
+            module: the path of the submodule whose op is at this source line.
             fields: other fields of the error, such as arg_path.
 
         Returns:
@@ -129,11 +129,11 @@ class ShardError(Exception):
         return cls(text, fix=fix, source=source, module=module, **fields)
 
     def locate(self, source: str | None, module: str | None = None) -> None:
-        """Add the user's source line to an error that names none.
+        """Add the user's source line to an error that has no source line.
 
         Args:
-            source: `file:line`; None where no line is known.
-            module: the path of the submodule whose op is at that line.
+            source: `file:line`. None if the source line is not known.
+            module: the path of the submodule whose op is at this source line.
         """
         if self.source is not None or source is None:
             return
@@ -148,7 +148,7 @@ class ShardError(Exception):
 
 
 class PlacementError(ShardError):
-    """A placement that does not fit its tensor, its mesh or the declared placement.
+    """Raised if a placement does not fit its tensor, its mesh or the declared placement.
 
     Example:
         >>> import torch, shardfn as sf
@@ -161,7 +161,7 @@ class PlacementError(ShardError):
 
 
 class TreeError(ShardError):
-    """A tree of placements or arguments whose structure does not fit.
+    """Raised if a tree of placements or arguments has a wrong structure.
 
     Example:
         >>> import torch, shardfn as sf
@@ -174,7 +174,7 @@ class TreeError(ShardError):
 
 
 class CaptureError(ShardError):
-    """A function that cannot be captured as one pure program.
+    """Raised if a function cannot be captured as one pure program.
 
     Example:
         >>> import torch, shardfn as sf
@@ -185,7 +185,7 @@ class CaptureError(ShardError):
 
 
 class TorchVersionError(ShardError):
-    """A torch version that is not supported, or that lacks a function which shardfn changes.
+    """Raised if a torch version is not supported, or lacks a function that shardfn patches.
 
     Example:
         >>> import torch, shardfn as sf
@@ -199,7 +199,7 @@ class TorchVersionError(ShardError):
 
 
 class RuleError(ShardError):
-    """An operator whose sharding rule fails or allows no placement here.
+    """Raised if the sharding rule of an operator fails, or allows no placement for a call.
 
     Example:
         >>> import torch, shardfn as sf
@@ -210,7 +210,7 @@ class RuleError(ShardError):
 
 
 class DivergenceError(ShardError):
-    """Ranks that differ in a value, a program or the next collective, or that deadlock.
+    """Raised if ranks differ in a value, a program or the next collective, or if they deadlock.
 
     Example:
         >>> import torch, shardfn as sf
@@ -231,7 +231,7 @@ SAME_COLLECTIVES = (  # what to do where ranks differ in them
 
 
 class RendezvousError(ShardError):
-    """Processes of a job that do not find each other.
+    """Raised if the processes of a job cannot connect.
 
     Example:
         >>> from unittest import mock
@@ -244,7 +244,7 @@ class RendezvousError(ShardError):
 
 
 class ScheduleError(ShardError):
-    """A schedule of a pipeline that cannot run as it is, or needs more memory than allowed.
+    """Raised if a pipeline schedule does not run to its end, or needs more memory than allowed.
 
     Example:
         >>> import shardfn as sf
@@ -256,15 +256,15 @@ class ScheduleError(ShardError):
 
 
 class RankLostError(ShardError):
-    """A rank that has ended, has stopped, has left after an error, or does not answer.
+    """Raised if a rank has ended, has stopped, has left after an error, or does not answer.
 
     Args:
-        message: the full text.
-        rank: the rank.
-        host: its host.
-        heard: seconds since it was last heard.
-        doing: its call, its stage and its line then.
-        fields: those of ShardError.
+        message: the full text of the error.
+        rank: the lost rank.
+        host: the host of the lost rank.
+        heard: the seconds since its last heartbeat.
+        doing: its call, its stage and its source line at the last heartbeat.
+        fields: the fields of ShardError.
 
     Example:
         >>> error = RankLostError("step: rank 3 on host b has ended", rank=3, host="b")
@@ -290,14 +290,15 @@ class RankLostError(ShardError):
 
 
 class CapacityError(ShardError):
-    """A rank that would receive more rows than it can take. No row is sent or dropped.
+    """Raised if a rank would receive more rows than its buffer holds. When this error is raised, no
+    row has been sent or dropped.
 
     Args:
-        message: the full text.
-        rank: the rank with the most rows, by its number on the mesh axis.
-        received: the rows that would come to it.
-        bound: the rows that it can take.
-        fields: those of ShardError.
+        message: the full text of the error.
+        rank: the coordinate, on the mesh axis, of the rank with the most rows.
+        received: the number of rows that this rank would receive.
+        bound: the number of rows that its buffer holds.
+        fields: the fields of ShardError.
 
     Example:
         >>> import torch, shardfn as sf
@@ -329,7 +330,7 @@ class CapacityError(ShardError):
 
 
 class BudgetError(ShardError):
-    """A program that costs more than it was allowed to, or whose price differs from its lock.
+    """Raised if a program costs more than allowed, or if its cost differs from its lock.
 
     Example:
         >>> import torch, shardfn as sf
@@ -343,7 +344,7 @@ class BudgetError(ShardError):
 
 
 class FakeValueError(ShardError):
-    """A value that was read in a world without values (`numerics=False`).
+    """Raised if a value is read in a world without values (`numerics=False`).
 
     Example:
         >>> import torch, shardfn as sf
@@ -356,7 +357,7 @@ class FakeValueError(ShardError):
 
 
 class CheckpointError(ShardError):
-    """A checkpoint that cannot be written, is damaged, or holds another tree than requested.
+    """Raised if a checkpoint cannot be written, is damaged, or holds another tree than requested.
 
     Example:
         >>> import tempfile, torch, shardfn as sf
@@ -369,7 +370,8 @@ class CheckpointError(ShardError):
 
 
 class ArtefactError(ShardError):
-    """A compiled program that cannot be saved, is damaged, or was made for something else.
+    """Raised if a compiled program cannot be saved, is damaged, or was saved for another
+    environment.
 
     Example:
         >>> import os, tempfile, shardfn as sf

@@ -19,21 +19,21 @@ NODE, NETWORK = "node", "network"  # what joins the devices of a node, and nodes
 
 @attrs.frozen
 class Efficiency:
-    """The shares of the peak figures of a device that its programs reach, from 0 to 1.
+    """The fractions of a device's peak rates that programs reach, from 0 to 1.
 
     Args:
-        product8: of `flops8`, in matrix products of 8-bit floats.
-        product16: of `flops`, in matrix products.
-        product32: of `flops32`, in matrix products.
-        attention: of the same figures, in fused attention.
-        memory: of `memory`.
-        link: of `link`.
-        network: of `network`.
+        product8: the fraction of `flops8` in matrix products of 8-bit floats.
+        product16: the fraction of `flops` in matrix products.
+        product32: the fraction of `flops32` in matrix products.
+        attention: the fraction of these rates in fused attention.
+        memory: the fraction of `memory`.
+        link: the fraction of `link`.
+        network: the fraction of `network`.
 
     Raises:
-        ShardError: a share that is not a number above 0 and up to 1.
+        ShardError: a fraction is not a number above 0 and up to 1.
 
-    Source: docs/time-model.md, which says how those of the named cards were fitted.
+    Source: docs/time-model.md, which says how the fractions of the named GPUs were fitted.
 
     Example:
         >>> import attrs, shardfn as sf
@@ -65,18 +65,18 @@ class Efficiency:
 
 @attrs.frozen
 class Link:
-    """The link among the ranks of one mesh axis. Sharding propagation weighs collectives by its
-    figures.
+    """The link among the ranks of one mesh axis. Sharding propagation uses the link to compute the
+    cost of collectives.
 
     Args:
-        latency: seconds that a collective takes beside its bytes.
-        bandwidth: bytes a second that one rank can send.
+        latency: seconds that a collective takes in addition to the time for its bytes.
+        bandwidth: bytes per second that one rank can send.
 
     Raises:
-        PlacementError: at `make_mesh(links=)`, not here: a latency below 0, or a bandwidth that is
-            not positive.
+        PlacementError: at `make_mesh(links=)`: the latency is negative, or the bandwidth is not
+            positive.
 
-    Source: the alpha-beta model; `make_mesh(links=)` takes one for each axis.
+    Source: the alpha-beta model. `make_mesh(links=)` takes one link for each axis.
 
     Example:
         >>> import shardfn as sf
@@ -88,9 +88,7 @@ class Link:
     bandwidth: float
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
-        """Return the seconds of a collective over n ranks, as a ring: `nbytes` is the full
-        payload.
-        """
+        """Return the seconds of a collective of `nbytes` over n ranks, as a ring."""
         accept("Link.send", kind=kind, nbytes=nbytes, n=n)
         row = COLLECTIVES.get(kind)
         if row is None:
@@ -114,24 +112,27 @@ class Hardware:
     """The speed of one kind of node: its devices, their memory and their links.
 
     Args:
-        name: for people.
-        flops: floating-point operations a second, in 16-bit matrix products.
-        flops32: the same for wider types.
-        memory: bytes a second between the device and its memory.
-        link: bytes a second that one rank can send.
-        latency: seconds that a collective takes beside its bytes.
-        node: the number of devices that `link` joins. None: all of them.
-        network: bytes a second that one rank can send to another node.
-        network_latency: seconds that a collective between nodes takes beside its bytes.
-        capacity: bytes of a device's memory. None: not known.
-        flops8: operations a second, in products of 8-bit floats. None: those of `flops`.
+        name: a name for printing.
+        flops: floating-point operations per second, in 16-bit matrix products.
+        flops32: floating-point operations per second, in matrix products of wider dtypes.
+        memory: bytes per second between the device and its memory.
+        link: bytes per second that one rank can send.
+        latency: seconds that a collective takes in addition to the time for its bytes.
+        node: the number of devices that `link` connects. None means all devices.
+        network: bytes per second that one rank can send to another node.
+        network_latency: seconds that a collective between nodes takes in addition to the time for
+            its bytes.
+        capacity: the memory of a device, in bytes. None means that it is not known.
+        flops8: operations per second, in matrix products of 8-bit floats. None means the value of
+            `flops`.
         launch: seconds that the start of one kernel takes on the device.
-        efficiency: the shares of these figures that programs reach. All of each by default.
-        float8: whether matrix products of 16 bits count as if they ran in 8, with scales that are
-            computed each time: each operand is read twice and written once more.
+        efficiency: the fractions of these rates that programs reach. By default, programs reach the
+            full rates.
+        float8: whether 16-bit matrix products are predicted as if they ran in 8 bits with dynamic
+            scales. Each operand is then read twice and written once more.
 
     Raises:
-        ShardError: a figure that is not a number.
+        ShardError: a value is not a number.
 
     Source: the roofline model (Williams et al. 2009) and the alpha-beta model.
 
@@ -160,7 +161,7 @@ class Hardware:
         accept("Hardware", efficiency=self.efficiency, **attrs.asdict(self, filter=is_figure))
 
     def peak(self, dtype: torch.dtype) -> float:
-        """Return the operations a second of matrix products of a dtype, at most."""
+        """Return the peak rate of matrix products of a dtype, in operations per second."""
         accept("Hardware.peak", dtype=dtype)
         if dtype.itemsize == 1:
             return self.flops8 or self.flops
@@ -169,9 +170,7 @@ class Hardware:
     def compute(
         self, flops: float, nbytes: float, dtype: torch.dtype, is_attention: bool = False
     ) -> float:
-        """Return the seconds of an op: those of its arithmetic or of its memory traffic, whichever
-        is longer.
-        """
+        """Return the seconds of an op: the longer of its arithmetic and its memory traffic."""
         accept(
             "Hardware.compute", flops=flops, nbytes=nbytes, dtype=dtype, is_attention=is_attention
         )
@@ -191,7 +190,7 @@ class Hardware:
 
     def links(self, axes: MeshAxes) -> dict[str, Link]:
         """Return the link of each axis of a mesh whose ranks fill nodes in row-major order. The
-        ranks of an axis that share a node send to other nodes side by side.
+        ranks of an axis that share a node send to other nodes at the same time.
         """
         links = {}
         physical = physical_links(self, axes)

@@ -43,23 +43,23 @@ def make_mesh(
     """Arrange the ranks of the current world in a grid with named axes.
 
     Args:
-        shape: ranks along each axis; the product is the world's size.
+        shape: the number of ranks along each axis. The product must be the size of the world.
         axis_names: one name for each axis.
-        device_type: "cpu", "cuda", ...; by default that of torch's default device.
-        links: a `Link` for each axis, if the axes differ in speed. Sharding propagation then
-            weighs a byte over a slow axis more.
-        timeout: seconds, for the processes to find each other, and for each collective of the
-            mesh and of the world; by default that of the process group, or torch's.
+        device_type: "cpu", "cuda", ... The default is the type of torch's default device.
+        links: a `Link` for each axis, if the axes differ in speed. With links, a byte over a slow
+            axis costs more in sharding propagation.
+        timeout: the seconds for processes to connect, and for each collective of the mesh and of
+            the world. The default is the timeout of the process group, or torch's default.
 
     Returns:
-        A DeviceMesh. Under torchrun this also initialises the process group, if there is none
-        yet.
+        A DeviceMesh. Under torchrun, `make_mesh` also initialises the process group, if there is
+        none yet.
 
     Raises:
         PlacementError: the shape does not fit the world, the names do not fit the shape, or the
             links do not fit the names.
-        RendezvousError: processes do not find each other within the timeout.
-        DivergenceError: the processes ask for other meshes.
+        RendezvousError: the processes cannot connect within the timeout.
+        DivergenceError: the processes create different meshes.
 
     Source: jax.make_mesh.
 
@@ -150,11 +150,11 @@ def _is_priced(link: Link) -> bool:
 
 @contextlib.contextmanager
 def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
-    """Make a mesh the current one inside a `with`. Contexts nest, unwind on exceptions, and are
-    per thread.
+    """Make a mesh the current mesh inside a `with` statement. `use_mesh` contexts can be nested,
+    end with exceptions, and apply to one thread.
 
     Args:
-        mesh: the mesh that `current_mesh()` returns inside.
+        mesh: the mesh that `current_mesh()` returns inside the `with` statement.
 
     Returns:
         The mesh.
@@ -200,7 +200,8 @@ def restore_meshes(before: tuple[tuple[DeviceMesh, int], ...]) -> None:
 
 
 def current_mesh() -> DeviceMesh | None:
-    """Return the mesh of the innermost `use_mesh` or torch's `with mesh:`, or None outside of both.
+    """Return the mesh of the innermost `use_mesh` or torch's `with mesh:`. Outside of both, return
+    None.
 
     Returns:
         A DeviceMesh or None.

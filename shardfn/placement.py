@@ -17,15 +17,16 @@ REDISTRIBUTE = "sf.shard(lambda x: x, mesh, None, placements)(x), which redistri
 
 
 class Stage(Placement):
-    """A placement on one mesh axis, for stages of a pipeline: only one coordinate has the global
-    value, and the others have an empty local tensor.
+    """A placement on one mesh axis, for pipeline stages. One coordinate holds the global value, and
+    the others hold an empty local tensor.
 
     Args:
-        coordinate: of the mesh axis, from 0.
-        chunk: which stage of that coordinate, where a coordinate has several (virtual stages).
+        coordinate: the coordinate on the mesh axis, from 0.
+        chunk: the number of the stage on that coordinate, if a coordinate has several stages
+            (virtual stages).
 
     Raises:
-        PlacementError: at its first use, not here, where the mesh axis has no such stage.
+        PlacementError: at the first use of the placement: the mesh axis has no such stage.
 
     Source: pipeline stages, GPipe (arXiv 1811.06965); virtual stages, Megatron-LM (arXiv
         2104.04473).
@@ -41,11 +42,11 @@ class Stage(Placement):
         self.coordinate, self.chunk = coordinate, chunk
 
     def is_replicate(self) -> bool:
-        """Refuse torch's redistribution to a stage, which asks this first, and would change nothing
-        but the placement (torch 2.13).
+        """Refuse torch's redistribution to a stage. Torch 2.13 calls this method first, and would
+        change only the placement.
 
         Raises:
-            PlacementError: always.
+            PlacementError: always raised.
         """
         raise PlacementError.of(
             "redistribute of a DTensor",
@@ -68,14 +69,14 @@ class Stage(Placement):
 
 
 class Zigzag(Placement):
-    """A placement on one mesh axis that balances causal attention: the dim is 2n equal chunks, and
-    rank r of n holds chunks r and 2n - 1 - r. Values of a program do not depend on it.
+    """A placement on one mesh axis that balances causal attention. The dim consists of 2n equal
+    chunks, and rank r of n holds chunks r and 2n - 1 - r. A zigzag changes no value of a program.
 
     Args:
         dim: the tensor dim that is sharded.
 
     Raises:
-        PlacementError: at its first use, not here, where the tensor has no such dim.
+        PlacementError: at the first use of the placement: the tensor has no such dim.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
@@ -91,11 +92,11 @@ class Zigzag(Placement):
         self.dim = dim
 
     def is_replicate(self) -> bool:
-        """Refuse torch's redistribution to a zigzag, which asks this first, and would change
-        nothing but the placement (torch 2.13).
+        """Refuse torch's redistribution to a zigzag. Torch 2.13 calls this method first, and would
+        change only the placement.
 
         Raises:
-            PlacementError: always.
+            PlacementError: always raised.
         """
         raise PlacementError.of(
             "redistribute of a DTensor",
@@ -120,14 +121,14 @@ OWN = (Stage, Zigzag)  # the placements that torch's DTensor does not know
 
 
 class zigzag:
-    """A part of a `P` that balances causal sequences: the dim is 2n equal chunks, and rank r of the
-    axis holds chunks r and 2n - 1 - r.
+    """Return a part of a `P` that balances causal sequences. The dim consists of 2n equal chunks,
+    and rank r of the axis holds chunks r and 2n - 1 - r.
 
     Args:
-        axis: the mesh axis, of n ranks; 2n must divide the dim.
+        axis: the mesh axis of n ranks. 2n must divide the size of the dim.
 
     Raises:
-        PlacementError: at its first use, not here, where the mesh has no such axis, or 2n does not
+        PlacementError: at the first use of the placement: the mesh has no such axis, or 2n does not
             divide the dim.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
@@ -156,18 +157,18 @@ class P:
     """The mesh axes over which each tensor dim is sharded.
 
     Args:
-        parts: for each dim an axis name, a tuple of names, or None. Dims without an entry are
-            not sharded. The first axis of a tuple shards the dim, the next one each chunk. In
-            another order than the mesh's, DTensor must have the shards: it has those of most
-            sizes. `"tp*3"` views the dim as 3 equal blocks, and shards each block over tp: a
-            packed weight of queries, keys and values. `sf.zigzag("cp")` balances a causal
-            sequence.
-        stages: by mesh axis, the stage of a pipeline that has the tensor: `P(None, "tp", pp=2)`,
-            or an `sf.Stage`.
+        parts: for each tensor dim, an axis name, a tuple of names, or None. Dims without an entry
+            are not sharded. The first axis of a tuple shards the dim, and the next axis shards each
+            chunk. If the order of a tuple differs from that of the mesh, torch's DTensor must
+            support these shards, which it does for most sizes. `"tp*3"` views the dim as 3 equal
+            blocks, and shards each block over tp, as for a packed weight of queries, keys and
+            values. `sf.zigzag("cp")` balances a causal sequence.
+        stages: by mesh axis, the pipeline stage that holds the tensor: `P(None, "tp", pp=2)`, or an
+            `sf.Stage`.
 
     Raises:
-        PlacementError: at its first use, not here, where the mesh has no such axis, or the tensor
-            no such dim.
+        PlacementError: at the first use of the placement: the mesh has no such axis, or the tensor
+            has no such dim.
 
     Source: jax.sharding.PartitionSpec.
 

@@ -68,11 +68,11 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 @attrs.frozen
 class ShapeDtype:
-    """The shape and dtype of a tensor that need not exist.
+    """The shape and dtype of a tensor, without memory for its values.
 
     Args:
-        shape: global shape.
-        dtype: torch dtype.
+        shape: the global shape.
+        dtype: a torch dtype.
 
     Raises:
         ShardError: shape is not a tuple of sizes, or dtype is not a torch dtype.

@@ -109,21 +109,21 @@ def _is_count(n: Any) -> bool:
 
 
 class fake_world(contextlib.ContextDecorator):
-    """Enter a world of n ranks in this one process; a context manager and a decorator.
+    """Simulate a world of n ranks in this process, as a context manager or a decorator.
 
-    The world holds for the process, as torch's process group does: all threads and tasks are in
-    it until any thread leaves it. Two at once are an error. Its meshes end with it.
+    The world belongs to the process, like torch's process group: all threads are in it until a
+    thread leaves it. Two worlds at the same time are an error. The meshes of a world end with it.
 
     Args:
-        n: number of ranks, 1 to 2**20.
+        n: the number of ranks, from 1 to 2**20.
         rank: the rank whose coordinates and local tensors this process shows.
-        numerics: True simulates every rank with true values; False traces and compiles for
-            `rank` alone, and reading a value raises `FakeValueError`.
-        unless_launched: enter nothing in a process that torchrun has started as one of several,
-            so that one script runs simulated and on real ranks, which `make_mesh` joins.
+        numerics: True simulates every rank with true values. False captures and compiles for `rank`
+            only, and reading a value raises `FakeValueError`.
+        unless_launched: True has no effect in a process that torchrun has started as one of
+            several. One script then runs both simulated and on real ranks, which `make_mesh` joins.
 
     Raises:
-        ShardError: n or rank out of range, or a process group exists already.
+        ShardError: n or rank is out of range, or a process group exists already.
 
     Source: the fake process group of PyTorch PR 113314.
 
@@ -182,10 +182,11 @@ class fake_world(contextlib.ContextDecorator):
         return self.world
 
     def start(self) -> fake_world:
-        """Enter the world without a `with`, as in a notebook. `stop` leaves it.
+        """Enter the world without a `with` statement, for example in a notebook. The method `stop`
+        leaves the world.
 
         Returns:
-            This object.
+            The fake_world object.
 
         Raises:
             ShardError: a process group exists already.
@@ -195,11 +196,12 @@ class fake_world(contextlib.ContextDecorator):
         return self
 
     def stop(self) -> None:
-        """Leave the world that `start` has entered. Any `fake_world` of as many ranks leaves it: a
-        notebook may have lost the one that entered it.
+        """Leave the world that `start` has entered. Any `fake_world` object with the same number of
+        ranks can leave it, so a notebook need not keep the object.
 
         Raises:
-            ShardError: none was started, one of another size was, or a `with` has entered it.
+            ShardError: no world was started, the world has another size, or a `with` statement has
+                entered it.
         """
         if self.is_left_out:
             return

@@ -32,31 +32,33 @@ COLUMNS = (
 )
 HEAD = """# Models
 
-Each model is made small, with random weights. The model is in training mode, with its dropout,
-and is called as its documentation calls it. `make models` compares one training step of the model
-with torch's autograd and torch's AdamW on one device. The comparison covers the loss, the gradient
-of every parameter, the buffers, and the parameters after the step. The comparison is in float64, or
-in float32 for models of which some parts compute in no other dtype. `make models` also writes this
-page (torch {torch}, transformers {hub}).
+Each model is small and has random weights. The model is in training mode, with its dropout, and is
+called as in its documentation. `make models` compares one training step of the model with torch's
+autograd and torch's AdamW on one device. The comparison covers the loss, the gradient of every
+parameter, the buffers, and the parameters after the step. The comparison is in float64. Models with
+parts that do not support float64 are compared in float32. `make models` also writes this page
+(torch {torch}, transformers {hub}).
 
-Each column of the table is a layout in a fake world, with what one step sends before bucketing:
+Each column of the table is a layout in a fake world. A cell lists the collectives that one step
+sends, before gradients are put into buckets:
 
 - data parallel: The 4 ranks have replicated parameters and 6 examples, which 4 does not divide.
 - fully sharded: On 4 ranks, every parameter is sharded on its first dim.
-- tp: On 4 ranks, the batch is replicated, and the model's own `tp_plan` places the parameters. For
-  models without a plan, matrices are sharded on their last dim, and kernels of convolutions on
-  their first.
+- tp: On 4 ranks, the batch is replicated, and the model's own `tp_plan` places the parameters. If a
+  model has no `tp_plan`, its matrices are sharded on their last dim, and its convolution kernels on
+  their first dim.
 - dp x tp: On a mesh of 2 x 2, the batch is sharded on one axis, and the parameters on the other, as
-  for tp.
-- 5 ranks, uneven: The parameters are fully sharded over a number of ranks that divides few dims.
+  in the column tp.
+- 5 ranks, uneven: The parameters are fully sharded over 5 ranks, a number that divides few dims.
 - dp x ep: For models with experts, the batch is sharded on both axes. The model's own `ep_plan`
-  places the experts, and tokens travel to them.
-- sequence: For models that read words, each of 4 ranks has a part of every sequence.
-- `loss.backward()`: The gradient goes through a call of the loss, on fully sharded DTensors that
+  places the experts, and tokens are sent to them.
+- sequence: For language models, each of 4 ranks has a part of every sequence.
+- `loss.backward()`: Autograd differentiates a call of the loss, on fully sharded DTensors that
   require grad.
-- 2 processes: Two Gloo processes run the step and `loss.backward()`, fully sharded.
+- 2 processes: Two Gloo processes run the step and `loss.backward()`, with fully sharded parameters.
 
-The columns of seconds are processor time of the first capture and of the first lowering.
+The columns capture and lowering show the processor time of the first capture and the first
+lowering.
 
 """
 

@@ -27,15 +27,15 @@ class BucketPlan:
     """The buckets of a program, in the order in which they are filled, equal on all ranks.
 
     Args:
-        name: of the program.
-        mesh: its axes, as text.
-        buckets: each one is one collective.
-        ignored: leaves that are reduced on their own.
-        unused: leaves on which the loss does not depend. Their gradient is zero, and is not
-            sent.
-        local: leaves whose gradient needs no communication.
-        unreduced: leaves whose gradient is returned as Partial, for a later program to reduce.
-        unbucketed: all other collectives on the way to a gradient.
+        name: the name of the program.
+        mesh: the axes of the mesh, as text.
+        buckets: the buckets, each of which is one collective.
+        ignored: the leaves that are reduced separately.
+        unused: the leaves on which the loss does not depend. The gradient of such a leaf is zero,
+            and is not sent.
+        local: the leaves whose gradient needs no communication.
+        unreduced: the leaves whose gradient is returned as Partial, for a later program to reduce.
+        unbucketed: all other collectives through which a gradient passes.
 
     Example:
         >>> BucketPlan("f", "(dp=2)").merge
@@ -56,7 +56,7 @@ class BucketPlan:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """All leaf paths of the plan, each once."""
+        """The paths of all leaves of the plan, each listed once."""
         sent = (leaf for b in (*self.buckets, *self.unbucketed) for leaf in b.leaves)
         return tuple(dict.fromkeys((*sent, *self._others)))
 
@@ -69,7 +69,7 @@ class BucketPlan:
         """Return the plan with these buckets merged into the first.
 
         Raises:
-            TreeError: a bucket that does not exist, or buckets that cannot be one collective.
+            TreeError: a bucket does not exist, or the buckets cannot be one collective.
         """
         for index in indices:
             accept("BucketPlan.merge", indices=index)
@@ -102,7 +102,7 @@ class BucketPlan:
         """Return the plan with one bucket split before its leaf number `at`.
 
         Raises:
-            TreeError: a bucket that does not exist, or a part without leaves.
+            TreeError: the bucket does not exist, or one part has no leaves.
         """
         accept("BucketPlan.split", index=index, at=at)
         whole = self._bucket(index)
@@ -134,7 +134,7 @@ class BucketPlan:
         return page_of(self)
 
     def to_json(self) -> str:
-        """Print the plan as JSON."""
+        """Return the plan as JSON text."""
         return json.dumps(attrs.asdict(self), indent=1)
 
     @classmethod
@@ -142,7 +142,7 @@ class BucketPlan:
         """Parse a plan from JSON.
 
         Raises:
-            TreeError: the text is not a bucket plan: lists the values that are wrong.
+            TreeError: the text is not a bucket plan. The error lists the wrong values.
         """
         plan, wrong = read(cls, text, required=["buckets"])
         if not wrong and (problem := uneven(plan.buckets)):
@@ -156,18 +156,18 @@ class BucketPlan:
     def rows(
         self, name: str, leaves: Sequence[str], region: int | None = None
     ) -> dict[str, list[Row]]:
-        """Return each leaf's rows, one per collective.
+        """Return the rows of each leaf, with one row for each collective.
 
-        Buckets are numbered by their position in the plan. Buckets of the same `index` are one
-        bucket.
+        Buckets are numbered by their position in the plan. Two entries with the same `index` are
+        one bucket.
 
         Args:
-            name: of the function that is to follow the plan, for errors.
-            leaves: the leaves that it differentiates.
-            region: index of the bucketed_grad call in the program; any if not given.
+            name: the name of the function that follows the plan, for error messages.
+            leaves: the leaves that the function differentiates.
+            region: the index of the bucketed_grad call in the program. Any call if not given.
 
         Raises:
-            TreeError: a plan for other leaves, or one that contradicts itself.
+            TreeError: the plan has other leaves, or contradicts itself.
         """
         self._refuse_contradictions(name)
         mine = [b for b in self.buckets if region is None or b.region == region]
@@ -236,7 +236,7 @@ class BucketPlan:
 
     @constant_in_graph
     def as_constant(self) -> str:
-        """Print the plan as text that a function may use while it is traced."""
+        """Return the plan as text that a function may use while it is captured."""
         return self.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -246,10 +246,10 @@ class BucketPlan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BucketPlan:
-        """The plan in a JSON file.
+        """Read the plan from a JSON file.
 
         Raises:
-            TreeError: the file cannot be read, or has no plan.
+            TreeError: the file cannot be read, or contains no plan.
         """
         accept("BucketPlan.load", path=path)
         try:

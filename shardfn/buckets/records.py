@@ -16,27 +16,28 @@ from ..ops.text_formats import parse_record, print_record
 class Bucket:
     """A set of gradients to reduce, or of parameters to gather, that one collective sends.
 
-    `nbytes` counts the payload of a rank with full shards: the bytes that are reduced or
-    gathered, without the fused small reductions. A program that follows a plan takes from it
-    the buckets, their order, and the leaves of each with their order. `cap` is copied. `ready`,
-    `first_use`, `riding`, `inside` and `times` describe the program and are recomputed.
+    `nbytes` counts the bytes that a rank with full shards reduces or gathers, without the fused
+    small reductions. A program that follows a plan uses its buckets, their order, and the leaves of
+    each bucket with their order. The `cap` of a plan is copied. The fields `ready`, `first_use`,
+    `riding`, `inside` and `times` describe the program and are recomputed.
 
     Args:
-        index: its position in the plan, from 0.
+        index: the position of the bucket in the plan, from 0.
         kind: all_reduce, reduce_scatter or all_gather.
         axis: the mesh axis.
-        op: sum, max or min; None for a gather.
-        dtype: of what is sent.
+        op: the reduction: sum, max or min. None for a gather.
+        dtype: the dtype of the data that is sent.
         phase: forward or backward.
         leaves: the paths of the parameters.
-        sizes: bytes of each leaf.
-        cap: bytes at which it closed.
-        ready: the op that makes its last gradient.
-        first_use: the op that reads it first.
-        region: index of the bucketed_grad call in the program.
-        riding: bytes of the fused small reductions, such as that of the loss.
-        inside: the loop or branch that sends it, with its line; empty outside of both.
-        times: how often one call of the program sends it.
+        sizes: the size of each leaf, in bytes.
+        cap: the size in bytes at which the bucket is closed.
+        ready: the op that computes the last gradient of the bucket.
+        first_use: the first op that reads the result of the bucket.
+        region: the index of the bucketed_grad call in the program.
+        riding: the bytes of the fused small reductions, such as that of the loss.
+        inside: the loop or branch that contains the bucket, with its source line. Empty if no loop
+            or branch contains it.
+        times: how often one call of the program sends the bucket.
 
     Example:
         >>> import torch, shardfn as sf
@@ -72,7 +73,7 @@ class Bucket:
 
     @property
     def extended(self) -> bool:
-        """Whether the bucket exceeds its cap, since a leaf is never split."""
+        """True if the bucket exceeds its cap, because a leaf is never split."""
         return self.nbytes > self.cap
 
 

@@ -28,14 +28,14 @@ PUBLIC_READERS = {  # of a value that is not an op's
 class Explanation:
     """The collectives of one rank's program, printed as a table in the order of their start.
 
-    The body of a scan runs many times; the table lists its collectives once, with a count.
+    The table lists the collectives in the body of a scan once, with the number of runs.
 
     Args:
-        name: of the transformed function.
-        mesh: as text.
-        collectives: of one rank.
+        name: the name of the transformed function.
+        mesh: the mesh, as text.
+        collectives: the collectives of one rank.
         elided: the number of collectives over axes of one rank, which are removed.
-        buckets: the bucket plan as text; empty where nothing is bucketed.
+        buckets: the bucket plan as text. Empty if the program has no buckets.
 
     Example:
         >>> import torch, shardfn as sf
@@ -54,7 +54,7 @@ class Explanation:
 
     @property
     def nbytes(self) -> int:
-        """Return the payload bytes of all collectives of a rank."""
+        """Return the total bytes of all collectives of a rank."""
         return sum(c.nbytes for c in self.collectives)
 
     @property

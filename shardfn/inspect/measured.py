@@ -28,18 +28,18 @@ REPEATS = 7
 def measure_hardware(link: Link | None = None) -> Hardware:
     """Measure torch's default device, and the link to the other ranks.
 
-    The figures are those that programs reach, so the efficiency of each is 1. That of attention is
-    its rate in float32, next to matrix products.
+    The measured rates are those that programs reach, so each efficiency is 1. Only the efficiency
+    of attention is the ratio of its rate to that of matrix products, in float32.
 
-    Under torchrun every rank must call it. The figures are those of the slowest rank, so that
-    all ranks have the same.
+    Under torchrun, every rank must call `measure_hardware`. All ranks return the rates of the
+    slowest rank.
 
     Args:
-        link: the link among the ranks. None measures it, if there are other ranks; where there
-            are none, as in a fake world, sending takes no time.
+        link: the link among the ranks. None measures the link if there are other ranks. Without
+            other ranks, as in a fake world, sending takes no time.
 
     Returns:
-        The figures, for `Lowered.time`.
+        The measured `Hardware`, for `Lowered.time`.
 
     Raises:
         ShardError: link is not an `sf.Link`.

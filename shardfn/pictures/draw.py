@@ -57,13 +57,13 @@ def draw(x: Any, *, path: str | os.PathLike[str] | None = None) -> Figure:
         x: a DTensor, a table of placements, an `sf.Strategy`, a lowered program, its `memory`,
             `time()` or `placements`, `sf.explain(...)`, an `sf.BucketPlan`, an `sf.Schedule` or an
             `sf.Sweep`.
-        path: a file to write, which ends in ".png" or ".svg". None: no file.
+        path: the path of a file to write, which ends in ".png" or ".svg". None writes no file.
 
     Returns:
         The `matplotlib.figure.Figure`, 5.5 inches wide.
 
     Raises:
-        ShardError: the value has no picture, the file has another ending or cannot be written, or
+        ShardError: x cannot be drawn, the path has another ending or cannot be written, or
             matplotlib is not installed.
 
     Source: `jax.debug.visualize_array_sharding`, for any number of dims and of mesh axes.

@@ -66,18 +66,18 @@ def _is_index(x: Any) -> bool:
 
 @attrs.frozen(repr=False, cache_hash=True)
 class Schedule:
-    """The order in which each coordinate of a pipeline's mesh axis computes: its actions.
+    """The order of the actions of each coordinate of a pipeline's mesh axis.
 
-    An action is (kind, stage, microbatch). Its kind is F (the forward), B (the gradients of the
-    stage's inputs, which the stage before waits for), W (the gradients of its weights), or BW
-    (B and W as one). `sf.schedules` has the published schedules.
+    An action is a tuple (kind, stage, microbatch). The kind is F (the forward), B (the gradients of
+    the stage's inputs, which the previous stage waits for), W (the gradients of its weights), or BW
+    (B and W together). `sf.schedules` contains the published schedules.
 
     Args:
-        name: for people.
-        table: one row a coordinate, each a sequence of (kind, stage, microbatch).
+        name: a name for printing.
+        table: one row for each coordinate: a sequence of (kind, stage, microbatch).
 
     Raises:
-        ScheduleError: a table that does not have this form.
+        ScheduleError: the table does not have this form.
 
     Example:
         >>> import shardfn as sf
@@ -117,7 +117,7 @@ class Schedule:
 
     @property
     def title(self) -> str:
-        """The name, and the numbers of coordinates, stages and microbatches."""
+        """The name of the schedule, with the numbers of coordinates, stages and microbatches."""
         sizes = f"{self.coordinates} coordinates, {self.stages} stages"
         return f"{self.name}: {sizes}, {self.microbatches} microbatches"
 
@@ -152,10 +152,10 @@ class Schedule:
             stage: a number from 0 up to `stages`.
 
         Returns:
-            The coordinate.
+            The coordinate of the mesh axis.
 
         Raises:
-            ScheduleError: the schedule has no such stage, or has it on two coordinates.
+            ScheduleError: the schedule has no such stage, or puts it on two coordinates.
 
         Example:
             >>> import shardfn as sf
@@ -193,28 +193,32 @@ class Schedule:
         costs: Mapping[str, float] | None = None,
         alive: int | None = None,
     ) -> Checked:
-        """Prove that the schedule runs to its end, however long messages take, and price it.
+        """Prove that the schedule runs to its end, regardless of how long messages take, and
+        compute its cost.
 
-        Each stage is on one coordinate. Each microbatch runs through each stage once, in F, and
-        back once, in B and W or in BW. Each action stands after those that it needs. Each message
-        is received once. No coordinates wait for each other in a circle, although a coordinate
-        waits to send while `on_the_way` of its messages to the same coordinate are not received.
+        Each stage is on one coordinate. Each microbatch runs through each stage once in F, and once
+        in B and W or in BW. Each action comes after the actions that it needs. Each message is
+        received once. No coordinates wait for each other in a cycle, even if a coordinate waits to
+        send while `on_the_way` of its messages to the same coordinate are not received.
 
         Args:
-            stages: of the pipeline; those of the schedule if None.
-            on_the_way: how many messages from one coordinate to another may be on the way.
-            costs: the time of F, B and W; 1 each if None. BW takes that of B and W unless it has
-                its own.
-            alive: the most activations that a coordinate may keep; any number if None.
+            stages: the number of stages of the pipeline. None means that of the schedule.
+            on_the_way: the number of messages from one coordinate to another that may be in flight.
+            costs: the times of F, B and W. None means 1 for each. BW takes the time of B plus W,
+                unless costs contains BW.
+            alive: the largest number of activations that a coordinate may keep. None means any
+                number.
 
         Returns:
-            `alive`, the most activations that each coordinate keeps; `time`, from the first action
-            to the last; `busy`, the time in which each coordinate computes; `idle`, the share of
-            the time in which coordinates wait. The times are those without time for messages.
+            A record with `alive`, the most activations that each coordinate keeps; `time`, from the
+            first action to the last; `busy`, the time in which each coordinate computes; and
+            `idle`, the share of time in which coordinates wait. These times do not include
+            messages.
 
         Raises:
-            ScheduleError: names what is missing, doubled, early or unmatched; or a circle of waits;
-                or the coordinates that keep too many activations.
+            ScheduleError: the schedule does not run to its end. The error names the missing,
+                repeated, early or unmatched actions, the cycle of waits, or the coordinates that
+                keep too many activations.
 
         Example:
             >>> import shardfn as sf
@@ -230,7 +234,7 @@ class Schedule:
         return proved(where, self.table, stages, on_the_way=on_the_way, costs=costs, alive=alive)
 
     def to_json(self) -> str:
-        """Print the schedule as JSON, equal for equal schedules.
+        """Return the schedule as JSON text, which is equal for equal schedules.
 
         Example:
             >>> Schedule("one", [[("F", 0, 0), ("BW", 0, 0)]]).to_json()
@@ -243,7 +247,7 @@ class Schedule:
         """Parse a schedule from JSON.
 
         Args:
-            text: as `to_json` prints it.
+            text: the text that `to_json` returned.
 
         Returns:
             The schedule.

@@ -27,19 +27,19 @@ TWO_BY_TWO = (("FFFF", "BFBBFFBF"), ("FFFBFB", "BFBFFBFB"))
 
 
 def gpipe(coordinates: int, microbatches: int) -> Schedule:
-    """Return GPipe: all forwards, then all backwards. Stage s is on coordinate s.
+    """Return GPipe, which runs all forwards, and then all backwards. Stage s is on coordinate s.
 
     A coordinate keeps the activations of all microbatches.
 
     Args:
-        coordinates: of the mesh axis, n.
-        microbatches: slices of the batch, m.
+        coordinates: the number n of coordinates of the mesh axis.
+        microbatches: the number m of slices of the batch.
 
     Returns:
-        The schedule. Its idle share is (n - 1) / (m + n - 1).
+        The schedule. The idle share of GPipe is (n - 1) / (m + n - 1).
 
     Raises:
-        ShardError: a number below 1.
+        ShardError: a number is below 1.
 
     Source: Huang et al. 2019, GPipe, arXiv 1811.06965.
 
@@ -59,20 +59,20 @@ def gpipe(coordinates: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
-    """Return 1F1B: one forward after each backward, as soon as the first microbatch comes back.
-    Stage s is on coordinate s.
+    """Return 1F1B, which runs one forward after each backward, once the first microbatch has come
+    back. Stage s is on coordinate s.
 
     A coordinate keeps the activations of at most n - s microbatches.
 
     Args:
-        coordinates: of the mesh axis, n.
-        microbatches: slices of the batch, m.
+        coordinates: the number n of coordinates of the mesh axis.
+        microbatches: the number m of slices of the batch.
 
     Returns:
-        The schedule. Its idle share is that of GPipe.
+        The schedule. The idle share of 1F1B is that of GPipe.
 
     Raises:
-        ShardError: a number below 1.
+        ShardError: a number is below 1.
 
     Source: Narayanan et al. 2021, PipeDream-Flush in Megatron-LM, arXiv 2104.04473.
 
@@ -92,21 +92,21 @@ def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
 
 
 def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Schedule:
-    """Return interleaved 1F1B: each coordinate has several stages. Stage s is on coordinate
-    s mod n.
+    """Return interleaved 1F1B, in which each coordinate has several stages. Stage s is on
+    coordinate s mod n.
 
-    The idle share falls with the number of stages a coordinate has, and messages grow with it.
+    With more stages on each coordinate, the idle share falls, and the number of messages grows.
 
     Args:
-        coordinates: of the mesh axis, n.
-        microbatches: slices of the batch, m.
-        chunks: stages a coordinate, v.
+        coordinates: the number n of coordinates of the mesh axis.
+        microbatches: the number m of slices of the batch.
+        chunks: the number v of stages of each coordinate.
 
     Returns:
-        The schedule. Its idle share is (n - 1) / (v m + n - 1), where n divides m.
+        The schedule. If n divides m, the idle share is (n - 1) / (v m + n - 1).
 
     Raises:
-        ShardError: a number below 1.
+        ShardError: a number is below 1.
 
     Source: Narayanan et al. 2021, Megatron-LM, arXiv 2104.04473, section 2.2.
 
@@ -137,20 +137,20 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
 
 
 def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
-    """Return ZB-H1: 1F1B with the gradients of weights apart, which fill the end. Stage s is on
-    coordinate s.
+    """Return ZB-H1, which is 1F1B with separate gradients of weights, which fill the waits at the
+    end. Stage s is on coordinate s.
 
-    No coordinate keeps more activations than the first one of 1F1B, n.
+    No coordinate keeps more than n activations, as many as the first coordinate of 1F1B.
 
     Args:
-        coordinates: of the mesh axis, n.
-        microbatches: slices of the batch, m.
+        coordinates: the number n of coordinates of the mesh axis.
+        microbatches: the number m of slices of the batch.
 
     Returns:
-        The schedule. A coordinate waits for (n - 1) (F + B - W).
+        The schedule. A coordinate waits for the time (n - 1) (F + B - W).
 
     Raises:
-        ShardError: a number below 1.
+        ShardError: a number is below 1.
 
     Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.3.
 
@@ -177,24 +177,25 @@ def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
 
 
 def zbv(coordinates: int, microbatches: int) -> Schedule:
-    """Return ZBV: two stages a coordinate, in the form of a V, and the gradients of weights apart.
-    Stage s is on coordinate s, and stage 2n - 1 - s too.
+    """Return ZBV, which has two stages on each coordinate, in the form of a V, and computes the
+    gradients of weights separately. Stages s and 2n - 1 - s are on coordinate s.
 
-    A coordinate keeps at most 2n activations, each of a stage half as large.
+    A coordinate keeps at most 2n activations, each of which is half as large as without the V.
 
     Args:
-        coordinates: of the mesh axis, n.
-        microbatches: slices of the batch, m.
+        coordinates: the number n of coordinates of the mesh axis.
+        microbatches: the number m of slices of the batch.
 
     Returns:
-        The schedule. If F, B and W take the same time, a coordinate waits for n - 1 of them: until
-        its first action, and after its last.
+        The schedule. If F, B and W take the same time, a coordinate waits n - 1 times this time,
+        before its first action and after its last.
 
     Raises:
-        ShardError: a number below 1.
+        ShardError: a number is below 1.
 
     Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 6. The order
-    is another one: messages from one coordinate to another are read as they are written.
+    of actions differs from the paper: messages from one coordinate to another are received in the
+    order in which they are sent.
 
     Example:
         >>> import shardfn as sf
@@ -208,26 +209,27 @@ def zbv(coordinates: int, microbatches: int) -> Schedule:
 
 
 def dualpipev(coordinates: int, microbatches: int) -> Schedule:
-    """Return DualPipeV: two stages a coordinate, in the form of a V, and most forwards beside the
-    B of another microbatch and stage, so that one can compute while the other communicates. Stage
-    s is on coordinate s, and stage 2n - 1 - s too.
+    """Return DualPipeV, which has two stages on each coordinate, in the form of a V. Most forwards
+    run next to the B of another microbatch and stage, so one computes while the other communicates.
+    Stages s and 2n - 1 - s are on coordinate s.
 
-    A coordinate keeps at most 2n + 1 activations, each of a stage half as large.
+    A coordinate keeps at most 2n + 1 activations, each of which is half as large as without the V.
 
     Args:
-        coordinates: of the mesh axis, n.
-        microbatches: slices of the batch, m.
+        coordinates: the number n of coordinates of the mesh axis.
+        microbatches: the number m of slices of the batch.
 
     Returns:
-        The schedule. If F, B and W take the same time, a coordinate waits for at most 2 (n - 1) of
-        them. Published: (n - 1) (F&B + B - 2 W), where F&B is the time of F, B and W together.
+        The schedule. If F, B and W take the same time, a coordinate waits for at most 2 (n - 1)
+        times this time. The published wait is (n - 1) (F&B + B - 2 W), where F&B is the time of F,
+        B and W together.
 
     Raises:
-        ShardError: a number below 1.
+        ShardError: a number is below 1.
 
-    Source: DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half by
-    Qi et al. 2025. The order is another one: messages from one coordinate to another are read as
-    they are written.
+    Source: DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half by Qi et
+    al. 2025. The order of actions differs from the paper: messages from one coordinate to another
+    are received in the order in which they are sent.
 
     Example:
         >>> import shardfn as sf

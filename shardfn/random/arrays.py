@@ -17,16 +17,16 @@ def permutation(
     """Shuffle a tensor along a dim, or the integers below n.
 
     Args:
-        key: int64 (2,).
+        key: a random key, int64 (2,).
         x: a tensor to shuffle, or n for the integers below n.
         axis: the dim to shuffle.
-        independent: whether each row along `axis` gets an order of its own.
+        independent: whether each row along `axis` gets a different order.
 
     Returns:
-        Tensor like x, or int64 (n,).
+        A tensor like x, or int64 (n,).
 
     Raises:
-        ShardError: no key.
+        ShardError: key is not a random key.
 
     Source: jax.random.permutation, by sorting random 64-bit numbers.
 
@@ -55,18 +55,18 @@ def choice(
     """Choose random elements of an array, with or without replacement.
 
     Args:
-        key: int64 (2,).
+        key: a random key, int64 (2,).
         a: a tensor to choose from, or n for the integers below n.
-        shape: how many to choose, as a shape.
+        shape: the shape of the result along `axis`.
         replace: whether an element may be chosen more than once.
-        p: (n,) the probability of each element; all are equal for None.
+        p: (n,), the probability of each element. None means equal probabilities.
         axis: the dim of `a` to choose along.
 
     Returns:
-        Tensor of that shape, in the place of `axis`.
+        A tensor like `a`, with this shape in place of the dim `axis`.
 
     Raises:
-        ShardError: no key, a negative size.
+        ShardError: key is not a random key, or a size is negative.
 
     Source: jax.random.choice; without replacement by Gumbel-top-k (Kool et al., ICML 2019).
 
@@ -110,15 +110,15 @@ def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tens
     """Set random elements of a tensor to zero, and scale the others to keep the mean.
 
     Args:
-        key: int64 (2,), on the device of x.
+        key: a random key, int64 (2,), on the device of x.
         x: floating tensor.
         rate: the probability that an element becomes zero, from 0 to 1.
 
     Returns:
-        Tensor like x: elements that stay are divided by 1 - rate.
+        A tensor like x. Elements that do not become zero are divided by 1 - rate.
 
     Raises:
-        ShardError: no key, one of another device, a rate outside [0, 1].
+        ShardError: key is not a random key or is on another device, or rate is outside of [0, 1].
 
     Source: Srivastava et al., Dropout (JMLR 2014); flax.linen.Dropout.
 

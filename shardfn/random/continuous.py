@@ -25,21 +25,21 @@ def uniform(
     minval: Number = 0.0,
     maxval: Number = 1.0,
 ) -> torch.Tensor:
-    """Draw numbers spread evenly over [minval, maxval).
+    """Draw uniformly distributed numbers in [minval, maxval).
 
     Args:
-        key: int64 (2,).
-        shape: of the result, global.
-        dtype: floating; torch's default one for None.
-        minval: the lower end, in the range; a tensor is broadcast.
-        maxval: the upper end, out of it.
+        key: a random key, int64 (2,).
+        shape: the global shape of the result.
+        dtype: a floating-point dtype. None means torch's default dtype.
+        minval: the lower end of the range, inclusive; a tensor is broadcast.
+        maxval: the upper end of the range, exclusive.
 
     Returns:
-        Tensor of that shape and dtype: 53, 24, 11 or 8 random bits for float64, float32,
+        A tensor of this shape and dtype, with 53, 24, 11 or 8 random bits for float64, float32,
         float16 or bfloat16.
 
     Raises:
-        ShardError: no key, a negative size, a dtype that is not floating.
+        ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
 
     Source: jax.random.uniform; Salmon et al. 2011 (Philox).
 
@@ -68,15 +68,15 @@ def normal(
     """Draw normally distributed numbers with mean 0 and variance 1.
 
     Args:
-        key: int64 (2,).
-        shape: of the result, global.
-        dtype: floating; torch's default one for None.
+        key: a random key, int64 (2,).
+        shape: the global shape of the result.
+        dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        Tensor of that shape and dtype.
+        A tensor of this shape and dtype.
 
     Raises:
-        ShardError: no key, a negative size, a dtype that is not floating.
+        ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
 
     Source: jax.random.normal, by the inverse of the error function.
 
@@ -97,20 +97,20 @@ def truncated_normal(
     shape: int | tuple[int, ...] | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Draw normally distributed numbers, given that they lie between two bounds.
+    """Draw normally distributed numbers that lie between two bounds.
 
     Args:
-        key: int64 (2,).
+        key: a random key, int64 (2,).
         lower: the lower bound, in standard deviations; a tensor is broadcast.
-        upper: the upper bound.
-        shape: of the result, global; that of the bounds for None.
-        dtype: floating; torch's default one for None.
+        upper: the upper bound, in standard deviations.
+        shape: the global shape of the result. None means the shape of the bounds.
+        dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        Tensor of that shape and dtype, with lower <= value <= upper.
+        A tensor of this shape and dtype, with lower <= value <= upper.
 
     Raises:
-        ShardError: no key, a negative size, a dtype that is not floating.
+        ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
 
     Source: jax.random.truncated_normal.
 
@@ -138,15 +138,15 @@ def exponential(
     """Draw exponentially distributed numbers with mean 1.
 
     Args:
-        key: int64 (2,).
-        shape: of the result, global.
-        dtype: floating; torch's default one for None.
+        key: a random key, int64 (2,).
+        shape: the global shape of the result.
+        dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        Tensor of that shape and dtype.
+        A tensor of this shape and dtype.
 
     Raises:
-        ShardError: no key, a negative size, a dtype that is not floating.
+        ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
 
     Source: jax.random.exponential.
 
@@ -166,15 +166,15 @@ def gumbel(
     """Draw numbers with the standard Gumbel distribution.
 
     Args:
-        key: int64 (2,).
-        shape: of the result, global.
-        dtype: floating; torch's default one for None.
+        key: a random key, int64 (2,).
+        shape: the global shape of the result.
+        dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        Tensor of that shape and dtype.
+        A tensor of this shape and dtype.
 
     Raises:
-        ShardError: no key, a negative size, a dtype that is not floating.
+        ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
 
     Source: jax.random.gumbel.
 
@@ -197,17 +197,18 @@ def gamma(
     """Draw numbers with a gamma distribution of scale 1, differentiable by its shape parameter.
 
     Args:
-        key: int64 (2,).
+        key: a random key, int64 (2,).
         a: the shape parameter, above 0; a tensor is broadcast.
-        shape: of the result, global, which ends in the shape of `a`; that of `a` for None.
-        dtype: floating; torch's default one for None.
+        shape: the global shape of the result, which ends in the shape of `a`. None means the shape
+            of `a`.
+        dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        Tensor of that shape and dtype.
+        A tensor of this shape and dtype.
 
     Raises:
-        ShardError: no key, a negative size, a shape that does not end in that of `a`, a dtype
-            that is not floating.
+        ShardError: key is not a random key, a size is negative, shape does not end in the shape of
+            `a`, or dtype is not floating-point.
 
     Source: jax.random.gamma; Marsaglia and Tsang, A Simple Method for Generating Gamma Variables
         (ACM TOMS 2000); the derivative is that of torch.distributions.Gamma.rsample.
@@ -268,18 +269,18 @@ def beta(
     """Draw numbers with a beta distribution, differentiable by its parameters.
 
     Args:
-        key: int64 (2,).
+        key: a random key, int64 (2,).
         a: the first parameter, above 0; a tensor is broadcast.
-        b: the second parameter.
-        shape: of the result, global; that of the parameters for None.
-        dtype: floating; torch's default one for None.
+        b: the second parameter, above 0; a tensor is broadcast.
+        shape: the global shape of the result. None means the shape of the parameters.
+        dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        Tensor of that shape and dtype, between 0 and 1.
+        A tensor of this shape and dtype, with values between 0 and 1.
 
     Raises:
-        ShardError: no key, a negative size, a shape that does not end in that of the parameters,
-            a dtype that is not floating.
+        ShardError: key is not a random key, a size is negative, shape does not end in the shape of
+            the parameters, or dtype is not floating-point.
 
     Source: jax.random.beta.
 

@@ -18,18 +18,18 @@ LARGEST = 2**63 - 1
 def bits(
     key: torch.Tensor, shape: int | tuple[int, ...] = (), dtype: torch.dtype = torch.int32
 ) -> torch.Tensor:
-    """Draw integers of which all bits are random.
+    """Draw integers whose bits are all random.
 
     Args:
-        key: int64 (2,).
-        shape: of the result, global.
+        key: a random key, int64 (2,).
+        shape: the global shape of the result.
         dtype: an integer dtype, or bool.
 
     Returns:
-        Tensor of that shape and dtype.
+        A tensor of this shape and dtype.
 
     Raises:
-        ShardError: no key, a negative size, a dtype without integers.
+        ShardError: key is not a random key, a size is negative, or dtype is not an integer dtype.
 
     Source: jax.random.bits; Salmon et al. 2011 (Philox).
 
@@ -45,18 +45,18 @@ def bits(
 def bernoulli(
     key: torch.Tensor, p: float | torch.Tensor = 0.5, shape: int | tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    """Draw truth values that are True with some probability.
+    """Draw bools that are True with probability p.
 
     Args:
-        key: int64 (2,).
+        key: a random key, int64 (2,).
         p: the probability of True, from 0 to 1; a tensor is broadcast.
-        shape: of the result, global; that of `p` for None.
+        shape: the global shape of the result. None means the shape of `p`.
 
     Returns:
-        bool tensor of that shape.
+        A bool tensor of this shape.
 
     Raises:
-        ShardError: no key, a negative size, a probability outside [0, 1].
+        ShardError: key is not a random key, a size is negative, or p is outside of [0, 1].
 
     Source: jax.random.bernoulli.
 
@@ -83,21 +83,21 @@ def randint(
     maxval: int | torch.Tensor,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
-    """Draw integers spread evenly over [minval, maxval).
+    """Draw uniformly distributed integers in [minval, maxval).
 
     Args:
-        key: int64 (2,).
-        shape: of the result, global.
-        minval: the lower end, in the range; a tensor is broadcast.
-        maxval: the upper end, out of it.
+        key: a random key, int64 (2,).
+        shape: the global shape of the result.
+        minval: the lower end of the range, inclusive; a tensor is broadcast.
+        maxval: the upper end of the range, exclusive.
         dtype: an integer dtype.
 
     Returns:
-        Tensor of that shape and dtype.
+        A tensor of this shape and dtype.
 
     Raises:
-        ShardError: no key, a negative size, an empty range, a dtype without integers or without
-            those of the range.
+        ShardError: key is not a random key, a size is negative, the range is empty, or dtype cannot
+            represent the integers of the range.
 
     Source: jax.random.randint; 63 random bits modulo the size of the range.
 
@@ -122,17 +122,17 @@ def categorical(
     """Draw indices with the probabilities softmax(logits).
 
     Args:
-        key: int64 (2,).
-        logits: (..., classes, ...) floating: logarithms of probabilities, up to a constant.
+        key: a random key, int64 (2,).
+        logits: (..., classes, ...), floating-point: logarithms of probabilities, up to a constant.
         axis: the dim of the classes.
-        shape: of the result, global, which ends in the shape of the logits without `axis`; that
-            shape for None.
+        shape: the global shape of the result, which ends in the shape of the logits without `axis`.
+            None means that shape.
 
     Returns:
-        int64 tensor of that shape: indices from 0 to classes - 1.
+        An int64 tensor of this shape, with indices from 0 to classes - 1.
 
     Raises:
-        ShardError: no key, or a shape that does not end so.
+        ShardError: key is not a random key, or shape does not end in that shape.
 
     Source: jax.random.categorical; the Gumbel-max trick.
 

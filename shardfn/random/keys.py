@@ -15,11 +15,11 @@ def key(seed: int, device: str | torch.device = "cpu") -> torch.Tensor:
     """Make a key from a seed.
 
     Args:
-        seed: an int; its low 64 bits count.
-        device: where the key lives, and what is drawn from it.
+        seed: an int, of which the low 64 bits are used.
+        device: the device of the key, and of the numbers that are drawn from it.
 
     Returns:
-        int64 (2,): the seed's two 32-bit words.
+        The key, int64 (2,): the two 32-bit words of the seed.
 
     Raises:
         ShardError: the seed is not an int.
@@ -50,17 +50,17 @@ def words_of(seed: object) -> list[int]:
 
 
 def split(key: torch.Tensor, num: int | tuple[int, ...] = 2) -> torch.Tensor:
-    """Split a key into several new ones; the old key is used up.
+    """Split a key into several new keys, after which the old key must not be used.
 
     Args:
-        key: int64 (2,).
-        num: how many, or the shape of an array of keys.
+        key: a random key, int64 (2,).
+        num: the number of new keys, or the shape of an array of keys.
 
     Returns:
-        int64 (num, 2) or (*num, 2): keys whose streams are independent of each other.
+        The new keys, int64 (num, 2) or (*num, 2), whose streams are independent of each other.
 
     Raises:
-        ShardError: no key, or a number of keys below 0.
+        ShardError: key is not a random key, or num is negative.
 
     Source: jax.random.split.
 
@@ -83,14 +83,14 @@ def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
     """Make a new key from a key and a number, such as the number of a step or of a rank.
 
     Args:
-        key: int64 (2,).
+        key: a random key, int64 (2,).
         data: an int, or an integer tensor without dims.
 
     Returns:
-        int64 (2,).
+        The new key, int64 (2,).
 
     Raises:
-        ShardError: no key.
+        ShardError: key is not a random key.
 
     Source: jax.random.fold_in.
 

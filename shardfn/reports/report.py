@@ -34,14 +34,14 @@ MeshLike = DeviceMesh | Mapping[str, int]
 
 @attrs.frozen(eq=False)
 class Report:
-    """The report of a step, which prints the step in a sentence.
+    """The report of a step, which prints as a summary of the step.
 
     Args:
-        path: of the page.
-        summary: the figures of the sentence.
-        collectives: what a rank sends, by line, what it waits for longest first.
-        suggestions: for some of them, placements with which they are not sent.
-        contents: all that the page shows.
+        path: the path of the HTML page.
+        summary: the figures of the printed summary.
+        collectives: the collectives of a rank, by source line, those with the longest wait first.
+        suggestions: placements that avoid some of the collectives.
+        contents: everything that the page shows.
 
     Example:
         >>> import os, tempfile, torch, shardfn as sf
@@ -75,27 +75,27 @@ def report(
     in_placements: Any = None,
     **kwargs: Any,
 ) -> Report:
-    """Write a page that shows the time, the memory and the communication of a step before it runs.
-    The page is one file, which opens without a network.
+    """Write an HTML page with the time, the memory and the communication of a step before it runs.
+    The page is one file, which a browser opens without a network.
 
     Args:
         fn: a transformed function, such as the result of shard; or a function of global tensors,
             with `mesh`.
-        args: of the call; `ShapeDtype`s (global shape, dtype) may stand for tensors.
-        path: of the page.
-        mesh: a mesh, or the sizes of its axes, `{"dp": 8, "tp": 4}`, for which no ranks are
-            needed. None: that of the function.
-        hardware: an `sf.Hardware`, or a name such as "H100".
-        in_placements: of the arguments, as `shard` takes them, with which the function is then
-            sharded. None: those of the function.
-        kwargs: keyword arguments of the call.
+        args: the arguments of the call. `ShapeDtype`s (global shape, dtype) may stand for tensors.
+        path: the path of the HTML page.
+        mesh: a mesh, or the sizes of its axes, `{"dp": 8, "tp": 4}`, which need no ranks. None
+            means the mesh of the function.
+        hardware: an `sf.Hardware`, or the name of one, such as "H100".
+        in_placements: the placements of the arguments, as in `shard`. The function is then sharded
+            with them. None means the placements of the function.
+        kwargs: the keyword arguments of the call.
 
     Returns:
-        A `Report`: its `path`, its `summary`, its `collectives` by line, `suggestions` of
-        placements that spare some of them, and the `contents` of the page.
+        A `Report` with its `path`, its `summary`, its `collectives` by line, `suggestions` of
+        placements that avoid some of them, and the `contents` of the page.
 
     Raises:
-        ShardError: fn is not transformed and there is no mesh; the hardware is unknown; or the
+        ShardError: fn is not transformed and mesh is not given, the hardware is unknown, or the
             page cannot be written.
 
     Source: the memory and trace viewers of XProf, for a program that has not run.

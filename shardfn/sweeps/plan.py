@@ -38,40 +38,42 @@ def plan(
     pipelines: Sequence[Schedule] | None = None,
     axis: str = "pp",
 ) -> Sweep:
-    """Compare meshes of several shapes for a step: on each mesh the best placements, the time, the
-    bytes that a rank sends, and the peak of its memory.
+    """Compare meshes of several shapes for a step. The table shows the best placements on each
+    mesh, the time, the bytes that a rank sends, and its memory peak.
 
-    With `pipelines` it compares schedules: each on the meshes whose `axis` has as many
-    coordinates. The function is then called as `fn(*args, schedule=...)`, and gives the schedule to
-    `pipelined_grad`.
+    With `pipelines`, `plan` also compares schedules, each on the meshes whose `axis` has as many
+    coordinates. With `pipelines`, the function is called as `fn(*args, schedule=...)`, and must
+    pass the schedule to `pipelined_grad`.
 
-    The function is captured once, or once for each schedule. Nothing runs, and no ranks are needed.
+    The function is captured once, or once for each schedule. No step runs, and no ranks are needed.
 
     Args:
         fn: a pure function of pytrees, as for `shard`.
-        args: its positional arguments; `ShapeDtype`s (global shape, dtype) may stand for tensors.
-        meshes: shapes, each a tuple of the ranks along each axis, or the sizes of axes by name.
-        memory: the most that a rank may hold: bytes, or text such as "80GiB".
-        hardware: an `sf.Hardware`, or its name, such as "H100".
-        in_placements: what is known of the placements: a prefix tree over the positional
-            arguments, with `sf.auto` where they are to be chosen. With `pipelines` all of them, or
-            a function of (mesh, schedule) that returns them.
-        axis_names: names of the axes of every mesh, as many as the longest has; by default
-            "dp", "cp" and "tp". With `pipelines` `axis`, "dp" and "tp".
-        pipelines: `sf.Schedule`s, which say coordinates, stages and microbatches. None: no
+        args: the positional arguments of the step. `ShapeDtype`s (global shape, dtype) may stand
+            for tensors.
+        meshes: the shapes of the meshes. Each is a tuple of the ranks along each axis, or a dict of
+            axis names and sizes.
+        memory: the memory limit of a rank, in bytes or as text such as "80GiB".
+        hardware: an `sf.Hardware`, or the name of one, such as "H100".
+        in_placements: the placements that are already fixed: a prefix tree over the positional
+            arguments, with `sf.auto` where `plan` chooses. With `pipelines`, all placements must be
+            given, as a tree or as a function of (mesh, schedule).
+        axis_names: the names of the axes, as many as the mesh with the most axes has. The default
+            is "dp", "cp" and "tp". With `pipelines`, the default is `axis`, "dp" and "tp".
+        pipelines: `sf.Schedule`s, which define coordinates, stages and microbatches. None means no
             pipeline.
-        axis: the mesh axis of the stages, as `pipelined_grad` names it.
+        axis: the mesh axis of the stages, as in `pipelined_grad`.
 
     Returns:
-        An `sf.Sweep`, which prints as a table: `rows`, the fastest first, with `time`, `memory`,
-        `sent`, `placements`, and with `pipelines` `schedule` and `idle`; `best`; `refused`, the
-        meshes on which nothing fits, and the schedules above the limit.
+        An `sf.Sweep`, which prints as a table. `rows` are sorted by time, with `time`, `memory`,
+        `sent`, `placements`, and, with `pipelines`, `schedule` and `idle`. `best` is the best row.
+        `refused` lists meshes on which nothing fits, and schedules above the limit.
 
     Raises:
-        PlacementError: nothing fits on any mesh; with `pipelines`, placements that are not given.
-        ScheduleError: a schedule that fits no mesh, or a mesh that fits no schedule; a function
-            that does not take the schedule, or does not run by it.
-        ShardError: unknown hardware, a memory that is not a number of bytes.
+        PlacementError: nothing fits on any mesh, or, with `pipelines`, placements are missing.
+        ScheduleError: a schedule fits no mesh, a mesh fits no schedule, or the function does not
+            use the schedule.
+        ShardError: the hardware is unknown, or memory is not a number of bytes.
 
     Source: Alpa (Zheng et al. 2022), torchtitan's AutoParallel.
 

@@ -39,46 +39,50 @@ def sweep(
     axis: str = "pp",
     planner: str = "global",
 ) -> Sweep:
-    """Predict the time and memory of a step, for every combination of meshes, strategies, numbers
-    of microbatches, policies of rematerialization and hardware, as one table.
+    """Predict the time and memory of a step for every combination of meshes, strategies,
+    microbatches, rematerialization policies and hardware.
 
     The step is captured once for all meshes, strategies and hardware. Microbatches, policies and
-    schedules are part of its Python: it is called with `microbatches=`, `remat=` or `schedule=`,
-    and captured once for each combination of these. Nothing runs, and no ranks are needed.
+    schedules change the Python code that runs. The step is therefore called with `microbatches=`,
+    `remat=` or `schedule=`, and captured once for each combination of these. No step runs, and no
+    ranks are needed.
 
     Args:
-        fn: a pure function of pytrees, as for `shard`. Strategies by name place its first
-            argument, a dict, as parameters; trees of the same form and the state of an `sf.optim`
-            as the state; all other tensors as the batch.
-        args: its positional arguments; `ShapeDtype`s (global shape, dtype) may stand for tensors.
-        meshes: the sizes of axes by name, `{"dp": 4, "tp": 2}`, or shapes.
+        fn: a pure function of pytrees, as for `shard`. The name of a strategy places the first
+            argument, a dict, as parameters, trees with the same structure and the state of an
+            `sf.optim` as state, and all other tensors as batch.
+        args: the positional arguments of the step. `ShapeDtype`s (global shape, dtype) may stand
+            for tensors.
+        meshes: the meshes: sizes of axes by name, `{"dp": 4, "tp": 2}`, or shapes.
         strategies: names of `sf.strategy`, several joined by + ("zero3+pipeline"), and "auto" for
-            placements that are chosen. Or a dict of names and in_placements, or functions of the
-            mesh that return them or an `sf.Strategy`; with `pipelines` of (mesh, schedule).
-        microbatches: numbers that the step gives to `sf.accumulate`.
-        remat: `checkpoint_policies` that the step gives to `sf.checkpoint`.
-        pipelines: `sf.Schedule`s that the step gives to `sf.pipelined_grad`, each for the meshes
-            whose `axis` has as many coordinates.
-        hardware: `sf.Hardware`s, or names such as "H100".
-        memory: the most that a rank may hold: bytes, or text such as "80GiB". Placements that are
-            chosen keep to it, other rows above it are marked. By default the capacity of the
-            hardware marks rows.
-        axis_names: names of the axes of shapes; by default "dp", "cp" and "tp", and with
-            `pipelines` `axis`, "dp" and "tp".
-        axis: the mesh axis of the stages, as `pipelined_grad` names it.
-        planner: as in `shard`; "greedy" takes a fraction of the time for a large step.
+            placements that shardfn chooses. It may also be a dict from names to in_placements, or
+            to functions of the mesh that return in_placements or an `sf.Strategy`. With
+            `pipelines`, they are functions of (mesh, schedule).
+        microbatches: numbers of microbatches, which the step passes to `sf.accumulate`.
+        remat: `checkpoint_policies`, which the step passes to `sf.checkpoint`.
+        pipelines: `sf.Schedule`s, which the step passes to `sf.pipelined_grad`. Each is tried on
+            the meshes whose `axis` has as many coordinates.
+        hardware: a list of `sf.Hardware`, or of names such as "H100".
+        memory: the memory limit of a rank, in bytes or as text such as "80GiB". Chosen placements
+            stay below the limit, and other rows above the limit are marked. By default, rows above
+            the capacity of the hardware are marked.
+        axis_names: the names of the axes of shapes. The default is "dp", "cp" and "tp", and, with
+            `pipelines`, `axis`, "dp" and "tp".
+        axis: the mesh axis of the stages, as in `pipelined_grad`.
+        planner: the planner, as in `shard`. "greedy" takes a fraction of the time for a large step.
 
     Returns:
-        A `Sweep`, which prints as a table and is drawn by `sf.draw`. Its `rows` stand the fastest
-        first, those that do not fit last: with `time`, `peak`, `sent_by_axis`, `placements`,
-        `is_front`, `call`, the text that makes the row, and `lowered()`. `front` are the rows that
-        no other beats in both time and peak; `refused` says what cannot be, and why.
+        A `Sweep`, which prints as a table and which `sf.draw` draws. Its `rows` are sorted by time,
+        and rows that do not fit come last. A row has `time`, `peak`, `sent_by_axis`, `placements`,
+        `is_front`, `lowered()`, and `call`, the code of the row. `front` lists the rows for which
+        no other row is better in both time and peak. `refused` lists the impossible combinations,
+        each with the reason.
 
     Raises:
-        ShardError: a list that is empty or has wrong values, unknown hardware, a step that does not
-            take a keyword; or every combination is refused, with the reasons.
-        PlacementError: an unknown strategy.
-        ScheduleError: a schedule that fits no mesh.
+        ShardError: a list is empty or has wrong values, the hardware is unknown, the step lacks a
+            keyword, or every combination is impossible (with the reasons).
+        PlacementError: the strategy is unknown.
+        ScheduleError: a schedule fits no mesh.
 
     Source: the Pareto front of step time and memory, as AutoParallel and Alpa (Zheng et al. 2022)
         rank plans.

@@ -164,12 +164,14 @@ class Refused:
 
 @attrs.frozen(eq=False)
 class Sweep:
-    """One step compared on meshes, in layouts and variants, and on hardware. It prints as a table.
+    """A table that compares one step on meshes, in layouts and variants, and on hardware. A sweep
+    prints as a table.
 
     Args:
-        name: of the step.
-        rows: those that fit in the memory first, and the fastest first.
-        refused: what cannot be, with the reason.
+        name: the name of the step.
+        rows: the rows of the table: those that fit in memory first, and the fastest of these at the
+            top.
+        refused: the impossible combinations, each with the reason.
 
     Example:
         >>> import shardfn as sf
@@ -187,18 +189,18 @@ class Sweep:
 
     @property
     def best(self) -> Row:
-        """Return the fastest row that fits, or the fastest one if none does."""
+        """Return the fastest row that fits in memory, or the fastest row if none fits."""
         return self.rows[0]
 
     @property
     def plans(self) -> tuple[Row, ...]:
-        """Return the rows, as those of `plan` are named."""
+        """Return the rows, under the name that `plan` uses."""
         return self.rows
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """Return the rows that no other row that fits, on their hardware, beats in both time and
-        peak.
+        """Return the rows for which no other row on the same hardware fits and is better in both
+        time and peak.
         """
         return tuple(row for row in self.rows if row.is_front)
 

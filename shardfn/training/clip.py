@@ -17,21 +17,22 @@ from .optim.checks import check_one_mesh
 
 
 def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
-    """Scale gradients so that the norm of all of them together is at most `max_norm`.
+    """Scale gradients so that their global norm is at most `max_norm`.
 
-    The values are those of torch.nn.utils.clip_grad_norm_ with the 2-norm: every gradient times
-    min(1, max_norm / (norm + 1e-6)). Where the norm is not finite, so are the results.
+    The values are those of torch.nn.utils.clip_grad_norm_ with the 2-norm: every gradient is
+    multiplied by min(1, max_norm / (norm + 1e-6)). If the norm is not finite, the results are not
+    finite either.
 
     Args:
-        grads: a pytree of floating or complex tensors.
+        grads: a pytree of floating-point or complex tensors.
         max_norm: a number or a 0-d tensor.
 
     Returns:
-        (the scaled gradients, the norm before, 0-d).
+        (the scaled gradients, the norm before scaling as a 0-d tensor).
 
     Raises:
-        TreeError: tensors of integers.
-        PlacementError: tensors on several meshes.
+        TreeError: a gradient is an integer tensor.
+        PlacementError: the gradients are on several meshes.
 
     Source: torch.nn.utils.clip_grad_norm_; optax.clip_by_global_norm, which adds no 1e-6.
 

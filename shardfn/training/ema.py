@@ -119,18 +119,18 @@ class Ema:
 
 @_compat.read_by_dynamo
 def ema(decay: float, *, debias: bool = False) -> Ema:
-    """Make an exponential moving average of parameters: `ema = sf.ema(0.999)`, `state =
+    """Compute an exponential moving average of parameters: `ema = sf.ema(0.999)`, `state =
     ema.init(params)`, `state = ema.update(params, state)`, `ema.average(state)`.
 
     Args:
-        decay: the weight of the average before, from 0 to 1.
-        debias: start from zeros, and divide by the sum of the weights.
+        decay: the weight of the previous average, from 0 to 1.
+        debias: whether to start from zeros, and to divide by the sum of the weights.
 
     Returns:
         An object with `init`, `update` and `average`.
 
     Raises:
-        ShardError: a decay outside of 0 to 1.
+        ShardError: decay is outside of 0 to 1.
 
     Source: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn; optax.ema.
 

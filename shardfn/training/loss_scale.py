@@ -184,22 +184,22 @@ def loss_scale(
 ) -> LossScale:
     """Scale the loss, so that small gradients in float16 do not become 0.
 
-    Write `scaler = sf.loss_scale()`, `state = scaler.init()`, and `scaler.scale(loss, state)` in
-    the function that is differentiated. Then write `grads, finite = scaler.unscale(grads, state)`,
-    `scaler.select(finite, new, old)` and `state = scaler.update(state, finite)`.
+    First write `scaler = sf.loss_scale()`, `state = scaler.init()`, and `scaler.scale(loss, state)`
+    in the function that is differentiated. Then write `grads, finite = scaler.unscale(grads,
+    state)`, `scaler.select(finite, new, old)` and `state = scaler.update(state, finite)`.
 
     Args:
-        initial: the first scale.
-        growth: factor after `interval` steps with finite gradients, 1 or more.
-        backoff: factor after a step without, from 0 to 1.
-        interval: a number of steps.
+        initial: the initial scale.
+        growth: the factor for the scale after `interval` steps with finite gradients, 1 or more.
+        backoff: the factor for the scale after a step with non-finite gradients, from 0 to 1.
+        interval: the number of consecutive finite steps after which the scale grows.
 
     Returns:
-        An object with `init`, `scale`, `unscale`, `select` and `update`. `growth=1.0` and
-        `backoff=1.0` keep the scale.
+        An object with `init`, `scale`, `unscale`, `select` and `update`. With `growth=1.0` and
+        `backoff=1.0`, the scale never changes.
 
     Raises:
-        ShardError: numbers out of range.
+        ShardError: a number is out of range.
 
     Source: torch.amp.GradScaler, with its defaults; jmp.DynamicLossScale.
 

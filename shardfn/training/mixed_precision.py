@@ -126,29 +126,29 @@ def mixed_precision(
     keep: Sequence[str] = (),
     argnums: int | Sequence[int] | None = None,
 ) -> MixedPrecision:
-    """Compute a function in a smaller dtype than that of its parameters.
+    """Compute a function in a smaller dtype than the dtype of its parameters.
 
-    The floating tensors of the arguments are cast. Sharded parameters are cast before they are
-    gathered, so a gather sends the smaller dtype. Gradients have the dtype of the parameters, which
+    The floating-point tensors of the arguments are cast. Sharded parameters are cast before they
+    are gathered, so a gather sends fewer bytes. Gradients have the dtype of the parameters, which
     the optimizer updates.
 
     Args:
         fn: a function whose first argument is the parameters: a tensor or a pytree.
         compute: the dtype of the computation.
         params: the dtype of the parameters, and of their gradients.
-        reduce: the dtype in which gradients are reduced over ranks: `compute`, which sends the
-            fewest bytes, or `params`, which rounds no sum. `bucketed_grad(reduce_dtype=)` goes
-            before it.
-        keep: patterns of parameters that are not cast, such as `"**.norm.weight"`: globs over
+        reduce: the dtype in which gradients are reduced over ranks: that of `compute`, which sends
+            the fewest bytes, or that of `params`, which rounds no sum.
+            `bucketed_grad(reduce_dtype=)` takes precedence.
+        keep: patterns for parameters that are not cast, such as `"**.norm.weight"`: globs over
             their paths.
-        argnums: positions of the arguments that are cast; by default all.
+        argnums: the positions of the arguments that are cast. The default is all.
 
     Returns:
-        A function of the same arguments. Its results have the dtypes that fn gives them.
+        A function of the same arguments. The results have the dtypes that fn gives them.
 
     Raises:
-        ShardError: dtypes that do not fit, a parameter of another dtype, a pattern that matches
-            no parameter.
+        ShardError: a dtype is wrong, a parameter has another dtype, or a pattern matches no
+            parameter.
         TreeError: fn is not a function.
 
     Source: Micikevicius et al. 2018, "Mixed Precision Training", arXiv:1710.03740;

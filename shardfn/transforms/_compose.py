@@ -32,11 +32,12 @@ class Composed:
 
 
 def compose(*transforms: Transform) -> Composed:
-    """Combine several transforms into one. The first is the outermost, as with decorators.
+    """Combine several transforms into one. The first transform is the outermost, as with
+    decorators.
 
     Args:
-        transforms: each takes a function and returns one; use functools.partial to give a
-            transform its arguments.
+        transforms: the transforms, each of which takes a function and returns a function. Use
+            functools.partial to give a transform its arguments.
 
     Returns:
         A transform: `compose(a, b)(fn)` is `a(b(fn))`.

@@ -19,28 +19,29 @@ from ._options import check_flag
 def mark_dynamic(
     x: torch.Tensor, dim: int | tuple[int, ...], *, strict: bool = False
 ) -> torch.Tensor:
-    """Mark a dim whose size may change from call to call: a function of x is captured once for
-    all sizes.
+    """Mark a dim of x whose size may change from call to call, so a function of x is captured once
+    for all sizes.
 
-    The function that is called with x is read with a symbol for the size, and partitioned for
-    each size that it is called with. Later calls with other sizes read no Python, whether their
-    tensors are marked or not. A size that breaks a condition of the Python code, such as
-    `if x.shape[0] > 4`, is captured again, and so are 0 and 1.
+    The function that is called with x is captured with a symbol for this size, and partitioned for
+    each size of later calls. Later calls with other sizes do not read the Python code again,
+    whether their tensors are marked or not. If a size breaks a condition in the Python code, such
+    as `if x.shape[0] > 4`, the function is captured again. Sizes 0 and 1 are also captured
+    separately.
 
     Args:
-        x: a tensor or a DTensor, of any shape. The mark stays with this object; results do not
-            inherit it.
-        dim: the dim, or several.
-        strict: whether it is an error if the function needs the size constant, as where it makes
-            a Python number of it. Otherwise each such size is captured by itself.
+        x: a tensor or a DTensor, of any shape. The mark belongs to this tensor object, and results
+            do not inherit it.
+        dim: the dim, or several dims.
+        strict: whether to raise an error if the function needs a constant size, for example as a
+            Python number. Otherwise, the function is captured separately for each such size.
 
     Returns:
         x.
 
     Raises:
         ShardError: x is not a tensor, or has no such dim.
-        CaptureError: inside of a captured function. When called: a strict dim whose size must be
-            constant, with the line and the constant.
+        CaptureError: `mark_dynamic` is called inside a captured function. When called: the function
+            needs a constant size of a strict dim. The error names the source line and the constant.
 
     Source: torch._dynamo.mark_dynamic (strict) and maybe_mark_dynamic, whose marks count too.
 

@@ -191,43 +191,45 @@ def functionalize(
     """Turn a module into a pure function of its parameters and buffers: `fn, params, buffers =
     functionalize(module)`.
 
-    `out, buffers = fn(params, buffers, *args)` changes neither the module nor its arguments.
-    Buffers that the module writes to or assigns, such as BatchNorm's statistics, are returned.
-    The function follows `train()` and `eval()` of the module and of each submodule: a call after
-    one of them computes in that mode. It is captured once for each mode. Everything else is that
-    of the module as it was given: its attributes, hooks, parametrizations and submodules, and
-    which parameters are frozen. Functionalize it again after changing those. An object that is
-    not a module, such as `model.config`, is shared: change its attributes before.
+    The call `out, buffers = fn(params, buffers, *args)` changes neither the module nor its
+    arguments. The call returns the buffers that the module writes to or assigns, such as
+    BatchNorm's statistics. The function follows `train()` and `eval()` of the module and of each
+    submodule, also after `functionalize`. The function is captured once for each mode. All other
+    properties are those of the module at the time of `functionalize`: its attributes, hooks,
+    parametrizations, submodules, and which parameters are frozen. Call `functionalize` again after
+    you change one of these. The function shares objects that are not modules, such as
+    `model.config`, with the module. Change their attributes only before `functionalize`.
 
-    The function holds no values, and does not keep the module alive. After `del module` the
-    modes stay as they were. Copies and pickles of the function follow no module.
+    The function holds no parameter values, and does not keep the module alive. After `del module`,
+    the modes no longer change. Copies and pickles of the function do not follow the modes of a
+    module.
 
-    A frozen parameter (requires_grad=False) is among the buffers. Its gradient is neither
-    computed nor sent nor returned. A hook on a parameter (`p.register_hook`) sees the gradient,
-    summed over all uses, and may replace it. Under `vmap(grad(f))` it sees the gradient of one
-    sample.
+    A frozen parameter (requires_grad=False) counts as a buffer. No gradient of a frozen parameter
+    is computed, sent or returned. A hook on a parameter (`p.register_hook`) gets the gradient,
+    summed over all uses, and may replace it. Under `vmap(grad(f))`, such a hook sees the gradient
+    of one sample.
 
     Args:
-        module: any nn.Module whose forward is a function of trees of tensors and constants. A
-            tied weight is one parameter, under its first name, and its gradient is the sum over
-            its uses. Everything else in the module is a constant. A module on the meta device
-            gives tensors on the meta device, for `trace` and `lower` without memory.
-        share: whether params and buffers lie in the module's own memory. A write in place to
-            one of them, or its donation, then changes the module. Otherwise they are copies.
+        module: any nn.Module whose forward is a function of trees of tensors and constants. A tied
+            weight is one parameter, under its first name, and its gradient is the sum over its
+            uses. All other values in the module are constants. A module on the meta device returns
+            tensors on the meta device, for `trace` and `lower` without memory.
+        share: whether params and buffers share the memory of the module. An in-place write to one
+            of them, or its donation, then changes the module. Without `share`, params and buffers
+            are copies.
 
     Returns:
-        (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns (the module's
-        result, the new buffers), and can be called alone or under any transform. `params` is a
-        dict of the detached values of the parameters that require grad, by their names in
-        `module.named_parameters()`. `buffers` is one of the buffers, including non-persistent
-        ones, and of the frozen parameters, by their names in the module. Under `vmap`, each
-        sample gets its own copy of a buffer that the module writes to.
+        (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns (the module's result,
+        the new buffers). It can be called alone or under any transform. `params` is a dict from
+        names in `module.named_parameters()` to detached values of the parameters that require grad.
+        `buffers` is a dict from names to the values of the buffers, including non-persistent ones,
+        and of the frozen parameters. Under `vmap`, each sample gets its own copy of a buffer that
+        the module writes to.
 
     Raises:
-        TreeError: module is not an nn.Module, or its parameters have no values yet.
-        CaptureError: a parameter with a post-accumulate-grad hook or a multi-grad hook. When
-            called: a module that stores a value outside of its buffers, or that is not one pure
-            graph.
+        TreeError: module is not an nn.Module, or its parameters have no shapes yet.
+        CaptureError: a parameter has a post-accumulate-grad hook or a multi-grad hook. When called:
+            the module stores a value outside of its buffers, or is not one pure graph.
 
     Source: torch.func.functional_call; flax.nnx.split; haiku.transform_with_state.
 

@@ -30,34 +30,36 @@ def init(
     *,
     backend: str = "inductor",
 ) -> tuple[Functional, Values, Values]:
-    """Build a module whose parameters and buffers are made as shards: `fn, params, buffers =
+    """Build a module whose parameters and buffers are created as shards: `fn, params, buffers =
     init(module_fn, mesh, placements, key)`.
 
-    Each rank makes its shards only, and they are what one device would draw for that key:
-    the numbers of `module_fn()` under `sf.random.plain()` after `sf.random.state.seed(seed)`, if
-    the key is `sf.random.key(seed)`. The full module is never in memory.
+    Each rank creates only its own shards, with the values that one device would draw for the key.
+    For the key `sf.random.key(seed)`, these are the numbers of `module_fn()` under
+    `sf.random.plain()` after `sf.random.state.seed(seed)`. The full module is never in memory.
 
     Args:
-        module_fn: builds and returns an nn.Module, with torch's default initialisation,
-            `torch.nn.init` or its own. It is called several times, without values.
-        mesh: a DeviceMesh; None for one device.
-        placements: for all parameters one `P`, or a dict from names or patterns (those of
-            `sf.placements`, such as "**.weight") of parameters and buffers to `P`s, of which
-            the first that fits counts. The others are replicated. `sf.placements` and `sf.fsdp`
-            return such dicts.
-        key: int64 (2,), replicated.
+        module_fn: a function that builds and returns an nn.Module, with torch's default
+            initialisation, `torch.nn.init` or its own initialisation. The function is called
+            several times, on tensors without values.
+        mesh: a DeviceMesh. None means one device.
+        placements: one `P` for all parameters, or a dict from names or patterns (those of
+            `sf.placements`, such as "**.weight") of parameters and buffers to `P`s. The first
+            pattern that matches applies. Parameters that no pattern matches are replicated.
+            `sf.placements` and `sf.fsdp` return such dicts.
+        key: a random key, int64 (2,), replicated.
         backend: "inductor" or "aten", as for `jit`.
 
     Returns:
-        (fn, params, buffers), as `functionalize` returns them, with DTensors as values where there
-        is a mesh.
+        (fn, params, buffers), as `functionalize` returns them. With a mesh, the values are
+        DTensors.
 
     Raises:
-        ShardError: no key.
-        TreeError: no module, a pattern that fits no name, placements without a mesh.
-        PlacementError: a placement that does not fit its tensor.
-        CaptureError: a constructor that needs values which are not known yet; a call inside a
-            captured function.
+        ShardError: key is not a random key.
+        TreeError: module_fn returns no module, a pattern matches no name, or placements are given
+            without a mesh.
+        PlacementError: a placement does not fit its tensor.
+        CaptureError: the constructor reads tensor values, or `init` is called inside a captured
+            function.
 
     Source: torch.nn.utils.skip_init and FSDP's meta-device initialisation; flax.nnx.jit of a
         constructor with sharding constraints.

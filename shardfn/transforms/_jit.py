@@ -51,49 +51,52 @@ def jit(
 ) -> Any:
     """Compile a function of tensors into one program, for one device.
 
-    If arguments are DTensors, the program is partitioned over their mesh, with their
-    placements, and results are DTensors with the placements that propagation chose. Inside
-    another transform, `jit(fn)` is `fn`.
+    If arguments are DTensors, the program is partitioned over their mesh, with their placements.
+    Results are DTensors with the placements that propagation chose. Inside another transform,
+    `jit(fn)` is `fn`.
 
-    A function that calls DTensor or collectives of torch.distributed is the code of one rank: its
-    plain tensors are each rank's own, and DTensors are global. It is run on all ranks of their
-    mesh, as docs/dtensor.md says.
+    A function that calls DTensor or collectives of torch.distributed is per-rank code: its plain
+    tensors may differ between ranks, and its DTensors are global. Per-rank code runs on all ranks
+    of the mesh, as docs/dtensor.md says.
 
     Args:
-        fn: a pure function of pytrees. Without it, a decorator is returned. Each call looks at
-            what fn closes over: tensors by reference, everything else by value. A changed value
-            triggers a retrace.
-        attention: as in `shard`, for functions of DTensors.
-        backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
-            world it changes nothing: the simulator runs op by op, and nothing is compiled.
-        warmup: "aten": the first calls run op by op, while Inductor compiles in the background.
-            All ranks run compiled code from the same call on. Results before and after it differ
-            in rounding. A call that autograd follows is compiled at once.
-        cuda_graphs: whether a step's kernels are recorded in its second call, as a CUDA graph, and
-            then launched together. It needs a function whose work is all on the GPU. Arguments
-            whose memory moves from call to call are copied into memory of the graph, and results
-            out of it; donated ones that keep their place are not. It changes nothing in worlds
-            where nothing is compiled.
-        static_argnums: positional arguments that are constants of the trace: any hashable
-            object. An argument that is unequal to all earlier ones, or whose attributes have
-            changed, triggers a retrace. A tensor is an error.
-        donate_argnums: positional arguments whose memory the results may take. Using one
-            afterwards is an error.
-        seed: "state": torch's own random calls draw from `sf.random.state`; "required": they are
-            an error, and every random number comes from a key.
-        dynamic: the dims of arguments whose sizes may change between calls: fn is captured once
-            for all of them. A prefix tree over the positional arguments, as `in_axes` of vmap, or
-            a dict of arguments by name. A leaf is a dim, a set of dims, True for all dims, or
-            a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
-        rows: by mesh axis, how many rows a rank takes for its experts, as of `shard`.
+        fn: a pure function of pytrees. Without fn, a decorator is returned. Each call reads what fn
+            closes over: tensors by reference, all other values by value. If such a value has
+            changed, fn is captured again.
+        attention: the method of sharded attention, as in `shard`, for functions of DTensors.
+        backend: "inductor", or "aten", which runs the program op by op, without a compilation. In a
+            simulated world, this option has no effect, because the simulator runs op by op.
+        warmup: with "aten", the first calls run op by op, while Inductor compiles in the
+            background. All ranks switch to compiled code at the same call. Results before and after
+            this call may differ in rounding. If autograd follows a call, the call is compiled at
+            once.
+        cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
+            launch as a whole. All ops of the function must be on the GPU. Arguments whose address
+            changes from call to call are copied into the graph's memory, and results are copied out
+            of it. Donated arguments with a fixed address are not copied. In worlds where nothing is
+            compiled, this option has no effect.
+        static_argnums: the positions of arguments that are constants of the captured program. Any
+            hashable object is allowed. If an argument differs from all earlier ones, or its
+            attributes have changed, the function is captured again. A tensor at such a position is
+            an error.
+        donate_argnums: the positions of arguments whose memory the results may use. Using such an
+            argument after the call is an error.
+        seed: with "state", torch's own random calls draw from `sf.random.state`. With "required",
+            they raise an error, so every random number comes from a key.
+        dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
+            all these sizes. The value is a prefix tree over the positional arguments, as `in_axes`
+            of vmap, or a dict by argument name. A leaf is a dim, a set of dims, True for all dims,
+            or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
+        rows: by mesh axis, the number of rows that a rank can receive for its experts, as in
+            `shard`.
 
     Returns:
         A function of the same arguments, with `.trace`, `.lower` and `.compile`.
 
     Raises:
-        PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and
-            the argument.
-        ShardError: an unknown backend or warmup; CUDA graphs of a program that they cannot hold.
+        PlacementError, TreeError, CaptureError, RuleError: raised by the call, which names the
+            function and the argument.
+        ShardError: backend or warmup is unknown, or the program cannot be recorded as a CUDA graph.
 
     Source: jax.jit; torch.compile(fullgraph=True).
 

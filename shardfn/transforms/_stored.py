@@ -17,11 +17,11 @@ from ..stored import own_folder
 def clear_cache(*, stored: bool = False) -> None:
     """Drop all captures and compiled programs of this process.
 
-    The next call captures its function again. Compilations on disk stay, so it compiles nothing
-    that is stored there.
+    The next call of a function captures it again. Compiled programs on disk are kept, and need not
+    be compiled again.
 
     Args:
-        stored: whether to remove the stored compilations too, for all processes of this user.
+        stored: whether to delete the compiled programs on disk too, for all processes of this user.
 
     Raises:
         ShardError: stored is not a bool.
@@ -45,24 +45,25 @@ def load_compiled(
 ) -> Compiled:
     """Load a compiled program that `Compiled.save` has written.
 
-    Nothing is traced, and the function is not needed. The file holds ops by name, and tensors: no
-    code. Ops outside of a list that only compute are refused, so a file of a stranger can be
-    wrong, but reads no file and runs no Python. With Inductor the program is compiled here, or
-    found among the stored compilations.
+    Loading captures nothing, and does not need the function. The file contains ops by name, and
+    tensors, but no code. Only ops of a list of pure computations are allowed. A file from an
+    untrusted source may therefore compute wrong values, but it reads no file and runs no Python.
+    With Inductor, the program is compiled on this machine, or found among the stored compilations.
 
     Args:
-        path: of the file.
-        mesh: the mesh to run on, of the axes and sizes that it was saved for. By default the
-            current one, or one of all ranks.
-        backend: "inductor" or "aten", in place of the one that it was compiled with.
+        path: the path of the file.
+        mesh: the mesh to run on, which must have the axes and sizes of the saved program. The
+            default is the current mesh, or a new mesh of all ranks.
+        backend: "inductor" or "aten". The default is the backend with which the program was
+            compiled.
 
     Returns:
-        The compiled program. It takes arguments of the saved signature.
+        The compiled program. The program accepts arguments of the saved signature.
 
     Raises:
-        ArtefactError: the file is damaged, or was made for another torch, device or mesh.
+        ArtefactError: the file is damaged, or was saved for another torch, device or mesh.
         DivergenceError: the ranks load different files.
-        ShardError: an unknown backend.
+        ShardError: the backend is unknown.
 
     Source: jax.export.
 

@@ -306,23 +306,24 @@ def vmap(
     """Vectorize a function of one sample over a batch of samples.
 
     Args:
-        fn: of one sample; returns a tensor or a tree of them.
-        in_axes: a prefix tree over the positional arguments: the batch dim of each leaf; None
-            for a leaf that all samples share.
-        out_axes: a prefix tree over the result: the batch dim of each leaf; None for a leaf
-            that is equal for all samples. A number that fn returns becomes a tensor with one
+        fn: a function of one sample that returns a tensor or a tree of tensors.
+        in_axes: a prefix tree over the positional arguments, with the batch dim of each leaf. None
+            means that all samples share the leaf.
+        out_axes: a prefix tree over the result, with the batch dim of each leaf. None means that
+            the leaf is equal for all samples. A number that fn returns becomes a tensor with one
             element for each sample.
-        axis_name: the name of the batch dim for `psum` and the other collectives in fn.
-        axis_size: how many samples; needed only if no argument is mapped.
+        axis_name: the name of the batch dim, for `psum` and other collectives in fn.
+        axis_size: the number of samples. It is needed only if no argument is mapped.
         spmd_axis: mesh axes over which the batch dim is sharded, in inputs and outputs.
-        randomness: what `torch.rand`, dropout and their kin do inside: "error", or numbers that
-            are "different" for each sample, or the "same". Keys of `sf.random` need none.
+        randomness: the behaviour of `torch.rand`, dropout and similar ops in fn: "error", or
+            numbers that are "different" for each sample, or the "same" for all. With keys of
+            `sf.random`, this option is not needed.
 
     Returns:
         A function of the same arguments with the batch dim added.
 
     Raises:
-        TreeError: when called: mapped dims of different sizes, all listed, or axes that do not
+        TreeError: when called: mapped dims have different sizes (all are listed), or axes do not
             fit the arguments.
 
     Source: jax.vmap.

@@ -107,21 +107,23 @@ class Overlay:
 def overlay(
     predicted: Any, profile: str | os.PathLike[str], path: str | os.PathLike[str] | None = None
 ) -> Overlay:
-    """Compare the predicted time of a step with a real run of it.
+    """Compare the predicted time of a step with a real run of the step.
 
     Args:
-        predicted: `fn.lower(*args).time(hardware)`, or the lowered function, for an H100.
-        profile: a trace of one rank, by `export_chrome_trace` of torch.profiler, which has recorded
-            calls of the function.
-        path: of a trace to write, with the predicted step beside the run; it ends in ".json" or
-            ".json.gz". None: no file.
+        predicted: `fn.lower(*args).time(hardware)`. A lowered function means its prediction for an
+            H100.
+        profile: the trace of one rank that `export_chrome_trace` of torch.profiler has written,
+            with calls of the function.
+        path: the path of a trace to write, which shows the predicted step next to the run. It ends
+            in ".json" or ".json.gz". None writes no file.
 
     Returns:
-        Times of the step, of each collective and, with backend="aten", of each op of each line.
+        The times of the step, of each collective and, with backend="aten", of the ops of each
+        source line.
 
     Raises:
-        ShardError: the profile cannot be read, or is one of another program: it names the
-            collectives that are missing, and those that are too many.
+        ShardError: the profile cannot be read, or is that of another program. The error names the
+            collectives that are missing or not predicted.
 
     Source: trace event format of Chrome; torch.profiler.
 

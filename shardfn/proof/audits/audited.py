@@ -79,12 +79,13 @@ class Audit:
     """The result of an audit, which prints as a table.
 
     Args:
-        name: of the distributed step.
+        name: the name of the distributed step.
         world: the number of ranks.
-        rows: what differs, in the order of the step: values at the start, gradients, parameters
-            after the step, buffers, results, losses.
+        rows: one row for each value that differs, in the order of the step: initial values,
+            gradients, parameters after the step, buffers, results, losses.
         compared: the number of values that were compared.
-        notes: what the audit could not follow, and means of means.
+        notes: remarks, such as parts of the step that the audit could not follow, and means of
+            means.
 
     Example:
         >>> import torch, shardfn as sf
@@ -101,7 +102,7 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs."""
+        """True if no value differs."""
         return not self.rows
 
     def __bool__(self) -> bool:

@@ -208,26 +208,29 @@ def compare(
 ) -> Comparison | DigestComparison:
     """Compare two layouts, versions or dtypes of a step, and name the first op that differs.
 
-    Every value of the program is compared. An op differs if its result is not what the op makes of
-    the values that it read, by more than rounding: a bound from dtype, length of sums and
-    magnitude. Another order of a sum is no difference, and neither is what an op carries on.
+    Every value of the program is compared. An op differs if its result is wrong for the values that
+    it read, by more than rounding. The tolerance depends on the dtype, the length of sums and the
+    magnitude of values. Another order of a sum does not count as a difference, and neither does an
+    error that an op gets from its inputs.
 
     Args:
-        step: a pure function of pytrees, or one under `shard`, whose options are then those of b.
-            Or the path of digests that SHARDFN_DIGESTS wrote; its one argument is the other path.
-        args: its arguments: plain (global) tensors, or DTensors.
-        a: the first side: None for one device, or a dict of options: `mesh` (a DeviceMesh, or a
-            dict of axis names and sizes), `in_placements` and other options of `shard`, `dtype`
-            for floating arguments, `fn` for another version of the step.
-        b: the second side.
-        raises: whether a difference is an error.
+        step: a pure function of pytrees, or a function under `shard`, whose options then apply to
+            side b. It may also be the path of digests that SHARDFN_DIGESTS wrote. The only argument
+            is then the path of other digests.
+        args: the arguments of the step: plain (global) tensors, or DTensors.
+        a: the first side. None means one device. A dict has options: `mesh` (a DeviceMesh, or a
+            dict of axis names and sizes), `in_placements` and other options of `shard`, `dtype` for
+            floating-point arguments, `fn` for another version of the step.
+        b: the second side, with the same options.
+        raises: whether a difference raises an error.
 
     Returns:
-        A record that is true if nothing differs. `first` has the op, its line, its placements in
-        both, ranks and elements; `rows` has all values. It prints as a report.
+        A record that is true if no op differs. `first` describes the first op that differs, with
+        its source line, its placements on both sides, ranks and elements. `rows` lists all values.
+        The record prints as a report.
 
     Raises:
-        ShardError: sides that cannot be run, arguments that do not fit.
+        ShardError: a side cannot be run, or the arguments do not fit.
         DivergenceError: an op differs, and `raises` is set.
 
     Example:

@@ -273,17 +273,18 @@ def inspect_ranks(step: Any, *args: Any, watch: Watch | None = None) -> Inspecte
     """Run a step on all simulated ranks, and keep the local tensors of each op for inspection.
 
     Args:
-        step: a function under `shard`, in a fake world; any other function runs on one device.
-        args: its arguments.
-        watch: of a rank and a local tensor: whether to stop. The cursor starts at the first op at
-            which it holds on a rank.
+        step: a function under `shard`, in a fake world. Any other function runs on one device.
+        args: the arguments of the step.
+        watch: a function of a rank and a local tensor that returns whether to stop. The cursor
+            starts at the first op for which the watch is true on a rank.
 
     Returns:
-        The run, with a cursor: `here`, `next()`, `back()`, `goto("train.py:12")`, `next_stop()`,
-        `stops`. It holds all local tensors of all ranks.
+        The recorded run, with a cursor: `here`, `next()`, `back()`, `goto("train.py:12")`,
+        `next_stop()`, `stops`. The run keeps all local tensors of all ranks in memory.
 
     Raises:
-        ShardError: the world computes no values of all ranks, or the watch fails.
+        ShardError: the world does not compute the values of all ranks, or the watch raises an
+            error.
 
     Example:
         >>> import torch, shardfn as sf
@@ -505,17 +506,17 @@ class NanFound:
 
 @filter_errors
 def first_nan(step: Any, *args: Any) -> NanFound | None:
-    """Run a step on all simulated ranks, and find the first op whose result has a nan.
+    """Run a step on all simulated ranks, and find the first op whose result contains a NaN.
 
     Args:
-        step: a function under `shard`, in a fake world; any other function runs on one device.
-        args: its arguments.
+        step: a function under `shard`, in a fake world. Any other function runs on one device.
+        args: the arguments of the step.
 
     Returns:
-        The op, its line, the ranks, and what it read there; None if no value has a nan.
+        The op, with its source line, the ranks, and its inputs. None if no value contains a NaN.
 
     Raises:
-        ShardError: the world computes no values of all ranks.
+        ShardError: the world does not compute the values of all ranks.
 
     Example:
         >>> import torch, shardfn as sf

@@ -73,32 +73,35 @@ def lock(
     kernels: bool = False,
     **kwargs: Any,
 ) -> Lock:
-    """Write the price of a step to a file, or compare it with that file, without running the step.
+    """Write the cost of a step to a file, or compare the cost with that file, without running the
+    step.
 
-    The file is for version control: what each line sends, bytes by mesh axis, the peak of
-    memory, the predicted time, placements of arguments and results, and the ops of each line.
-    Lines are known by their function and their text, so code that moves is no difference.
+    The file is for version control. It lists what each source line sends, bytes by mesh axis, the
+    memory peak, the predicted time, the placements of arguments and results, and the ops of each
+    line. Source lines are identified by their function and text, so moved code makes no difference.
 
     Args:
         fn: a transformed function, such as the result of shard.
-        args: of the call; `ShapeDtype`s (global shape, dtype) may stand for tensors.
-        path: of the file. It is written if it is absent.
-        update: whether to write it in any case.
-        tolerances: the share by which a field may differ from the file: "peak_bytes" (0.05),
-            "ms" (0.1); "collectives", "bytes", "ops" and "kernels" (0). `math.inf` is for any.
-        hardware: an `sf.Hardware`, or its name, such as "H100", for the time.
-        links: `sf.Link`s of mesh axes, by name, in place of those of the hardware.
-        kernels: whether to compile the step, and to hold its kernels too.
-        kwargs: keyword arguments of the call.
+        args: the arguments of the call. `ShapeDtype`s (global shape, dtype) may stand for tensors.
+        path: the path of the file. If the file does not exist, it is written.
+        update: whether to write the file even if it exists.
+        tolerances: the relative difference that is allowed for a field: "peak_bytes" (default
+            0.05), "ms" (0.1), "collectives", "bytes", "ops" and "kernels" (0). `math.inf` allows
+            any difference.
+        hardware: an `sf.Hardware`, or the name of one, such as "H100", for the predicted time.
+        links: the `sf.Link` of each mesh axis, by name, instead of those of the hardware.
+        kernels: whether to compile the step, and to record its kernels too.
+        kwargs: the keyword arguments of the call.
 
     Returns:
-        A `Lock`: its `price`, its `state` ("written" or "equal") and `notes` of fields that were
-        not compared, such as the ops of another version of torch.
+        A `Lock` with its `price`, its `state` ("written" or "equal") and `notes` about fields that
+        were not compared, such as the ops of another version of torch.
 
     Raises:
-        BudgetError: the price differs from the file's. Lists all differences, by line.
-        ShardError: the file cannot be read, which then stays as it is, or cannot be written; or
-            fn is not a transformed function.
+        BudgetError: the cost differs from the cost in the file. The error lists all differences, by
+            source line.
+        ShardError: the file cannot be read (it is then not changed) or cannot be written, or fn is
+            not a transformed function.
 
     Source: lock files of package managers; snapshot tests.
 

@@ -64,38 +64,38 @@ def meshes(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test in many worlds, on many meshes, with arguments of many sizes and placements.
 
-    The test takes the drawn arguments by name, as DTensors, and `mesh`, if it has such a
-    parameter. Other parameters are fixtures and cases of pytest. A failure is made as small as
-    possible: fewest ranks, then fewest mesh axes, sharded dims and elements. A note on its error is
-    a program of ten lines that fails alike. Under torchrun, or inside of an open world, the
-    meshes are those of that world.
+    The test gets the drawn arguments by name, as DTensors, and `mesh`, if it has such a parameter.
+    Other parameters of the test are pytest fixtures and parametrized cases. The reported failure is
+    as small as possible: it has the fewest ranks, then the fewest mesh axes, sharded dims and
+    elements. A note on the error contains a program of ten lines that fails in the same way. Under
+    torchrun, or inside an open world, the meshes are those of that world.
 
     Args:
-        worlds: numbers of ranks, as "1..8", 4 or [1, 2, 6]. Each is tried as a mesh of one, two
-            and three axes. A dict of axis names and sizes is one mesh.
-        shapes: the shape of each argument by name, a tuple of dims. A dim is a size, a name
-            (equal names are equal sizes), a multiple of one ("3*d"), or sizes ("0..7"). Dicts
-            and lists of shapes are trees.
-        placements: "any" for each way to shard dims over mesh axes, in plain chunks; "all" for
-            zigzags, other orders of axes and Partial sums too; one placement, or a list of `P`s
-            to choose from. A dict says it by argument.
-        sizes: of named dims: {"b": "0..7", "d": [4, 8]}. By default 1 to 9, or to twice the
-            ranks, at most 16.
-        axes: names of the mesh axes. By default those that the placements name, or "dp", "tp",
-            "cp".
-        dtype: of the arguments, or a dict of names and dtypes.
-        below: the bound of integer arguments: a size, or the name of a dim. A dict says it by
-            argument.
-        examples: how many examples are tried, at least two a mesh. The same ones at every run.
-        seed: of the values, and of torch's random numbers inside of the test.
+        worlds: the numbers of ranks, such as "1..8", 4 or [1, 2, 6]. Each number is tried as a mesh
+            of one, two and three axes. A dict of axis names and sizes means one mesh.
+        shapes: the shape of each argument by name, a tuple of dims. A dim is a size, a name (equal
+            names have equal sizes), a multiple of a name ("3*d"), or a range of sizes ("0..7").
+            Dicts and lists of shapes are trees.
+        placements: "any" means each way to shard dims over mesh axes, in contiguous chunks. "all"
+            adds zigzags, other orders of axes and Partial sums. It may also be one placement, or a
+            list of `P`s to choose from. A dict gives a value for each argument.
+        sizes: the sizes of named dims: {"b": "0..7", "d": [4, 8]}. The default is 1 to 9, or 1 to
+            twice the number of ranks, at most 16.
+        axes: the names of the mesh axes. The default is the names in the placements, or "dp", "tp"
+            and "cp".
+        dtype: the dtype of the arguments, or a dict from names to dtypes.
+        below: the exclusive upper bound of integer arguments: a size, or the name of a dim. A dict
+            gives a value for each argument.
+        examples: the number of examples, at least two for each mesh. Every run tries the same
+            examples.
+        seed: the seed of the values, and of torch's random numbers inside the test.
 
     Returns:
-        A decorator. The test that it returns can also be called with its arguments, and then runs
-        once.
+        A decorator. The decorated test can also be called with its arguments, and then runs once.
 
     Raises:
-        ShardError: an option or a test that does not fit; hypothesis is not installed; no example
-            was tried.
+        ShardError: an option or the test is wrong, hypothesis is not installed, or no example was
+            tried.
 
     Source: hypothesis; chex's `variants`.
 

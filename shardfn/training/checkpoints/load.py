@@ -32,29 +32,30 @@ def load(
     step: int | None = None,
     strict: bool = True,
 ) -> Any:
-    """Read a checkpoint, on the mesh and with the placements of the caller.
+    """Read a checkpoint, on any mesh and with any placements.
 
-    They need not be those that it was saved with, nor the number of ranks. Each rank reads the
-    bytes that it holds.
+    The mesh, the placements and the number of ranks may differ from those of the save. Each rank
+    reads only the bytes of its own shards.
 
     Args:
-        path: the folder that `save` wrote to, or that of one step.
-        like: a pytree of the same structure: DTensors, tensors, `ShapeDtype`s (global shape,
-            dtype), constants, and objects with `load_state_dict`, which take their state.
-        mesh: a DeviceMesh; may be left out where the leaves are DTensors or plain tensors.
-        placements: a prefix tree of placements over `like`. None keeps the placements of a
-            DTensor and loads another leaf as a plain tensor.
-        step: the number of a step; by default the newest that is complete.
-        strict: False leaves out leaves of the checkpoint that `like` does not have.
+        path: the folder that `save` wrote to, or the folder of one step.
+        like: a pytree with the structure of the result: DTensors, tensors, `ShapeDtype`s (global
+            shape, dtype), constants, and objects with `load_state_dict`, whose state is restored.
+        mesh: a DeviceMesh. It is not needed if all leaves are DTensors or plain tensors.
+        placements: a prefix tree of placements over `like`. None keeps the placements of a DTensor,
+            and loads any other leaf as a plain tensor.
+        step: the number of a step. The default is the newest complete step.
+        strict: False ignores leaves of the checkpoint that `like` does not have.
 
     Returns:
-        The tree, in memory of its own. Constants are those of the checkpoint.
+        The tree, in newly allocated memory. Constants in the tree have the values of the
+        checkpoint.
 
     Raises:
-        CheckpointError: no such step; leaves that are missing, extra, or of another shape or
-            dtype, all at once; a damaged file; a newer format.
-        TreeError, PlacementError: placements that do not fit.
-        FakeValueError: in a world with numerics=False.
+        CheckpointError: the step does not exist, leaves are missing, extra, or of another shape or
+            dtype (all are listed), a file is damaged, or its format is newer.
+        TreeError, PlacementError: the placements do not fit the tree or the mesh.
+        FakeValueError: the world has no values (`numerics=False`).
 
     Source: torch.distributed.checkpoint.load; orbax.checkpoint.
 

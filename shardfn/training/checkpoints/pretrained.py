@@ -45,26 +45,27 @@ def load_safetensors(
     *,
     strict: bool = True,
 ) -> Any:
-    """Read a folder of safetensors, such as a Hugging Face model. Each rank reads its own shards.
+    """Read a folder of safetensors, such as a Hugging Face model. Each rank reads only its own
+    shards.
 
     Args:
         path: a folder of `.safetensors` files, with their index if there is one.
-        like: a dict of tensors, DTensors or `ShapeDtype`s (global shape) by the names in the
-            files, or a tree of dicts whose keys join to these names. Its dtypes count: values
-            are converted to them.
-        mesh: a DeviceMesh; may be left out where the leaves are DTensors or plain tensors.
-        placements: a prefix tree of placements over `like`. None keeps the placements of a
-            DTensor and loads another leaf as a plain tensor.
-        strict: False leaves out tensors of the files that `like` does not have.
+        like: a dict of tensors, DTensors or `ShapeDtype`s (global shape) by their names in the
+            files, or a tree of dicts whose keys join to these names. Values are converted to the
+            dtypes of `like`.
+        mesh: a DeviceMesh. It is not needed if all leaves are DTensors or plain tensors.
+        placements: a prefix tree of placements over `like`. None keeps the placements of a DTensor,
+            and loads any other leaf as a plain tensor.
+        strict: False ignores tensors in the files that `like` does not have.
 
     Returns:
-        The tree, in memory of its own.
+        The tree, in newly allocated memory.
 
     Raises:
-        CheckpointError: no such files; tensors that are missing, extra or of another shape, all
-            at once; a damaged file.
-        TreeError, PlacementError: placements that do not fit.
-        FakeValueError: in a world with numerics=False.
+        CheckpointError: the files do not exist, tensors are missing, extra or of another shape (all
+            are listed), or a file is damaged.
+        TreeError, PlacementError: the placements do not fit the tree or the mesh.
+        FakeValueError: the world has no values (`numerics=False`).
 
     Source: transformers' from_pretrained; torch.distributed.checkpoint's Hugging Face reader.
 
@@ -176,17 +177,19 @@ def save_safetensors(
 ) -> None:
     """Write tensors as a folder of safetensors, which `from_pretrained` of Hugging Face can read.
 
-    Tensors are unsharded one after the other, and one rank writes them: it holds one file of
-    them at a time. Files of this name that are not part of the model are removed.
+    Tensors are unsharded one after the other, and one rank writes them. It holds only one file in
+    memory at a time. Older `model*.safetensors` files in the folder that are not part of the model
+    are deleted.
 
     Args:
-        path: the folder, made if there is none.
+        path: the folder, which is created if it does not exist.
         tree: a dict of tensors or DTensors by name, or a tree of dicts whose keys join to names.
-        max_bytes: the most bytes of a file, unless one tensor is larger; or text such as "5GB".
+        max_bytes: the largest size of a file, in bytes or as text such as "5GB". A larger tensor
+            gets its own file.
 
     Raises:
-        CheckpointError: a leaf that is not a tensor; the folder cannot be written.
-        FakeValueError: in a world with numerics=False.
+        CheckpointError: a leaf is not a tensor, or the folder cannot be written.
+        FakeValueError: the world has no values (`numerics=False`).
 
     Source: transformers' save_pretrained.
 

@@ -28,7 +28,7 @@ class Saving:
     """A checkpoint that is written in the background.
 
     Args:
-        work: writes it, and returns its folder.
+        work: the function that writes the checkpoint and returns its folder.
 
     Example:
         >>> import tempfile, torch, shardfn as sf
@@ -51,21 +51,21 @@ class Saving:
             self._error = error
 
     def is_done(self) -> bool:
-        """Whether the checkpoint is complete, or has failed."""
+        """True if the checkpoint is complete, or has failed."""
         return not self._thread.is_alive()
 
     def finish(self) -> None:
-        """Wait until nothing is written any more, and leave errors to `wait`."""
+        """Wait until the writing has ended. Errors are raised by `wait`."""
         self._thread.join()
 
     def wait(self) -> str:
         """Wait until the checkpoint is complete.
 
         Returns:
-            Its folder.
+            The folder of the checkpoint.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: the checkpoint could not be written.
         """
         self._thread.join()
         if self._error is not None:
@@ -88,25 +88,25 @@ def save(
 ) -> Any:
     """Write a tree of tensors and constants to a checkpoint folder, as one step.
 
-    Each rank writes the chunks that no other rank writes. A process that is killed at any moment
-    leaves the steps before this one as they were.
+    Each rank writes the chunks that no other rank writes. If a process is killed at any moment,
+    earlier steps stay unchanged.
 
     Args:
-        path: a folder for all steps. Every rank must see it.
+        path: a folder for all steps. Every rank must have access to this folder.
         tree: a pytree of DTensors, plain tensors (the same on every rank), numbers, text, None,
             and objects with `state_dict` and `load_state_dict`.
-        step: the number of the step; by default the one after the newest. A step of the same
-            number is replaced.
-        keep: remove all but so many of the newest steps; None keeps all.
-        background: copy the tensors, return at once, and write in a thread, after the saves
-            to this folder that this process has begun before.
+        step: the number of the step. The default is the number after the newest step. A step with
+            the same number is replaced.
+        keep: the number of newest steps to keep. None keeps all steps.
+        background: whether to copy the tensors, return at once, and write in a thread, after
+            earlier saves of this process to the same folder.
 
     Returns:
-        The folder of the step; with `background` a `Saving`, whose `wait` returns it.
+        The folder of the step. With `background`, a `Saving`, whose `wait` returns the folder.
 
     Raises:
-        CheckpointError: a leaf that cannot be saved; the folder cannot be written.
-        FakeValueError: in a world with numerics=False.
+        CheckpointError: a leaf cannot be saved, or the folder cannot be written.
+        FakeValueError: the world has no values (`numerics=False`).
 
     Source: torch.distributed.checkpoint.save; orbax.checkpoint.
 

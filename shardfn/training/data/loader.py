@@ -17,15 +17,15 @@ from .sources import Batch, Indexed, Whole, generators_of, is_by_rows, is_indexe
 
 
 class Loader:
-    """Batches as DTensors, once for each pass over the data.
+    """An iterable over batches as DTensors. Each `for` loop over it is one epoch.
 
     Args:
-        data: global batches.
+        data: the global batches.
         mesh: a DeviceMesh.
         placements: a prefix tree over a batch.
-        seed: of samplers without a generator of their own.
-        rows: the placement of the rows, where each rank reads its own only; None where it
-            reads all.
+        seed: the seed of samplers that have no generator.
+        rows: the placement of the rows, if each rank reads only its own rows. None if each rank
+            reads all rows.
 
     Example:
         >>> import torch, shardfn as sf
@@ -115,10 +115,11 @@ class Loader:
         return batch, tree
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader is, for `sf.save` or `torch.save`: a state for any number of ranks.
+        """Return the position of the loader, for `sf.save` or `torch.save`. The state fits any
+        number of ranks.
 
         Returns:
-            Numbers, the states of generators, and that of the data if it has one.
+            Numbers, the states of generators, and the state of the data if it has one.
 
         Example:
             >>> import torch, shardfn as sf
@@ -149,14 +150,14 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken, also on another number of ranks: the next pass has the
-        batches that were left.
+        """Continue from a saved state, also on another number of ranks. The next epoch has the
+        remaining batches.
 
         Args:
-            state: of `state_dict`, of a loader of the same data.
+            state: the result of `state_dict` of a loader of the same data.
 
         Raises:
-            CheckpointError: a state of something else.
+            CheckpointError: the state is not that of a loader of the same data.
 
         Example:
             >>> import torch, shardfn as sf
@@ -172,7 +173,7 @@ class Loader:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the data source has a state_dict of its own."""
+        """True if the data source has its own state_dict."""
         has_state = hasattr(self.data, "state_dict")
         can_load = hasattr(self.data, "load_state_dict")
         return has_state and can_load and not is_indexed(self.data)
@@ -182,31 +183,32 @@ class Loader:
 def loader(
     data: Iterable[Any], mesh: Any, placements: Any, *, seed: int = 0, rows: bool | None = None
 ) -> Loader:
-    """Turn batches of a `DataLoader` into DTensors. Each rank reads only its rows where possible.
+    """Turn batches of a `DataLoader` into DTensors. Where possible, each rank reads only its own
+    rows.
 
-    `data` gives global batches, the same on every rank and for every number of ranks. A
-    DataLoader over a dataset with indices, with torch's own collate function, reads on each
-    rank only the rows that it holds. Of any other iterable each rank reads all and keeps its
-    shards. Ranks compare what they read, batch by batch.
+    `data` returns global batches, which are the same on every rank and for every number of ranks.
+    From a DataLoader over a dataset with indices, with torch's own collate function, each rank
+    reads only its own rows. From any other iterable, each rank reads all rows and keeps its shards.
+    Ranks compare the data that they read, batch by batch.
 
     Args:
         data: an iterable of trees of tensors, such as a torch DataLoader, whose batch size is
             that of the global batch.
-        mesh: a DeviceMesh. Shards are moved to its device.
+        mesh: a DeviceMesh. Shards are moved to the device of the mesh.
         placements: a prefix tree of placements over a batch, such as `P("dp")`.
-        seed: of the samplers of a DataLoader that have no generator of their own. The order of
-            samples follows from it and from the number of the pass.
-        rows: whether each rank reads only its rows. True says that the collate function works
-            row by row. By default: with torch's own collate function.
+        seed: the seed of samplers of a DataLoader that have no generator. The seed and the number
+            of the epoch determine the order of samples.
+        rows: whether each rank reads only its own rows. True declares that the collate function
+            works row by row. The default is True with torch's own collate function.
 
     Returns:
-        An iterable of batches with DTensors, with `state_dict` and `load_state_dict`, which go
-        on at any number of ranks. Each `for` over it is one pass.
+        An iterable of batches with DTensors. Its `state_dict` and `load_state_dict` continue at any
+        number of ranks. Each `for` loop over the iterable is one epoch.
 
     Raises:
-        ShardError: data that are not iterable, or are sharded by a DistributedSampler.
-        PlacementError: placements that do not fit the mesh; `rows=True` for data or placements
-            without rows.
+        ShardError: data is not iterable, or is sharded by a DistributedSampler.
+        PlacementError: the placements do not fit the mesh, or `rows=True` is given for data or
+            placements without rows.
 
     Source: torch.utils.data.DataLoader; jax.make_array_from_process_local_data;
         torchdata.stateful_dataloader.

@@ -209,26 +209,28 @@ def optim(
     """Turn an optimizer of torch into pure functions over pytrees: `opt = optim(torch.optim.AdamW,
     lr=1e-3)`, `state = opt.init(params)`, `params, state = opt.update(params, grads, state)`.
 
-    The class is torch's, unchanged: outside of a captured function its own step runs, so results
-    equal torch's to the last bit. Inside of one its step becomes part of the program, and is
-    partitioned, differentiated and compiled with the rest.
+    The class is torch's own, unchanged. Outside of a captured function, its own step runs, so
+    results equal torch's to the last bit. Inside a captured function, the step becomes part of the
+    program, and is partitioned, differentiated and compiled with it.
 
     Args:
         cls: a class of torch.optim, or any subclass of torch.optim.Optimizer whose step computes
-            the new values of parameters and `self.state[p]` from those before.
-        groups: for patterns (as in `sf.placements`, such as "**.bias") the options of the
-            parameters that fit, of which the first that fits counts:
-            `{"**.bias": dict(weight_decay=0.0)}`.
-        options: arguments of the class, besides the parameters: numbers, not tensors. `foreach`,
-            `fused` and `capturable` count outside of captured functions.
+            new parameters and `self.state[p]` from the old ones.
+        groups: a dict from patterns (as in `sf.placements`, such as "**.bias") to options of the
+            matching parameters: `{"**.bias": dict(weight_decay=0.0)}`. The first pattern that
+            matches applies.
+        options: the arguments of the class, except the parameters. They must be numbers, not
+            tensors. `foreach`, `fused` and `capturable` have an effect only outside of captured
+            functions.
 
     Returns:
         An object with `init`, `update`, `state_placements` and `schedule`.
 
     Raises:
         TreeError: cls is not an optimizer, or refuses its arguments.
-        CaptureError: an optimizer whose step is not a function of parameters, gradients and
-            state: LBFGS, SparseAdam, one that needs a closure; a call inside a captured function.
+        CaptureError: the step is not a function of parameters, gradients and state (LBFGS,
+            SparseAdam, a step that needs a closure), or `optim` is called inside a captured
+            function.
 
     Source: torch.optim; optax's pair of init and update.
 

@@ -29,37 +29,38 @@ def placements(
     default: Any = None,
     module: nn.Module | None = None,
 ) -> Placements:
-    """Give every parameter a placement, by the first pattern that matches its name.
+    """Give every parameter the placement of the first pattern that matches its name.
 
-    A pattern is a glob over full paths: `*` matches within one name between dots, `**` any
-    number of names. Or it is a regular expression, `re.compile(...)`, which has to match the
-    full path. A value is a placement, or a style: those of Hugging Face's plans
-    (`model.tp_plan`, `config.base_model_tp_plan`, `model.ep_plan`) by their names, and those of
-    `torch.distributed.tensor.parallel` as objects. A style may name the module that holds the
-    parameters, and one that names the parameter itself comes first. Styles of activations have
-    no effect, since sharding propagation places activations.
+    A pattern is a glob over full paths: `*` matches within one name between dots, and `**` matches
+    any number of names. A pattern may also be a regular expression, `re.compile(...)`, which must
+    match the full path. A value is a placement, or a style. Styles of Hugging Face plans
+    (`model.tp_plan`, `config.base_model_tp_plan`, `model.ep_plan`) are given by name, and styles of
+    `torch.distributed.tensor.parallel` as objects. The pattern of a style may match the module that
+    holds the parameters. A pattern that matches the parameter itself takes precedence. Styles of
+    activations have no effect, because sharding propagation places activations.
 
     Args:
-        params: a dict of tensors, DTensors or `ShapeDtype`s, such as `functionalize` returns, or
-            a tree of dicts; then a path is the keys with dots between them.
+        params: a dict of tensors, DTensors or `ShapeDtype`s, such as `functionalize` returns, or a
+            tree of dicts. In a tree, a path consists of the keys with dots between them.
         plan: a dict from patterns to placements (`P`, a Placement, a list of them, None) or
             styles.
-        mesh: a DeviceMesh. With it axes are checked, and the table has the bytes of a rank.
-        axis: the mesh axis, or axes, of styles; not needed for a mesh of one axis.
-        default: a placement, or a prefix tree of placements, for parameters that nothing
-            matches. Without it they are an error, except that a plan with styles replicates
-            them.
-        module: the nn.Module of the parameters. torch's styles need it to tell an Embedding from
-            a Linear without bias. It also tells all names of a tied parameter.
+        mesh: a DeviceMesh. With a mesh, axes are checked, and the table shows the bytes of a rank.
+        axis: the mesh axis, or axes, of styles. It is not needed for a mesh of one axis.
+        default: a placement, or a prefix tree of placements, for parameters that no pattern
+            matches. Without a default, such parameters are an error, except that a plan with styles
+            replicates them.
+        module: the nn.Module of the parameters. torch's styles need the module to distinguish an
+            Embedding from a Linear without bias. The module also gives all names of a tied
+            parameter.
 
     Returns:
-        The tree with a placement for each parameter: a dict for `in_placements`, `distribute` and
-        `init`, which prints as a table.
+        A dict with a placement for each parameter, for `in_placements`, `distribute` and `init`. It
+        prints as a table.
 
     Raises:
-        TreeError: patterns that match nothing, parameters that nothing matches, patterns that
-            never count because earlier ones take all that they match, all at once.
-        PlacementError: placements that do not fit, styles without a reading.
+        TreeError: a pattern matches nothing, no pattern matches a parameter, or a pattern has no
+            effect because earlier patterns match the same parameters. The error lists all of these.
+        PlacementError: a placement does not fit, or a style is unknown.
 
     Source: the partition rules of EasyLM and MaxText; transformers' tp_plan;
         torch.distributed.tensor.parallel.parallelize_module.

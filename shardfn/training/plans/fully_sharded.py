@@ -43,29 +43,29 @@ def fsdp(
     min_bytes: int | str = 0,
     base: Any = None,
 ) -> Placements:
-    """Shard every parameter over a mesh axis, on its largest dim that the axis divides.
+    """Shard every parameter over a mesh axis, on the largest dim that the axis divides.
 
-    Where the axis divides none of its dims, the largest is sharded in uneven chunks. A dim that
-    `base` shards is never sharded again: a parameter without a free dim keeps its placement.
+    If the axis divides no dim of a parameter, its largest dim is sharded in uneven chunks. A dim
+    that `base` shards is never sharded again. A parameter without another dim keeps its placement.
 
     Args:
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
-        axis: the mesh axis, or axes; by default all axes over which `base` shards nothing, and
+        axis: the mesh axis, or axes. The default is all axes over which `base` shards nothing and
             has no stages.
-        min_bytes: smaller parameters keep the placement of `base`; bytes of the global tensor,
-            or text such as "100KB".
+        min_bytes: parameters with fewer bytes keep the placement of `base`. The value is the bytes
+            of the global tensor, or text such as "100KB".
         base: placements to keep, such as those of a tensor parallel plan: a prefix tree over the
-            parameters. None replicates.
+            parameters. None means replicated.
 
     Returns:
-        The tree with a `P` for each parameter: a dict for `in_placements`, `distribute` and
-        `init`, which prints as a table.
+        A dict with a `P` for each parameter, for `in_placements`, `distribute` and `init`. It
+        prints as a table.
 
     Raises:
-        PlacementError: an axis that the mesh lacks, no free axis, a base that does not fit.
-        TreeError: a base that does not match the parameters.
-        ShardError: a `min_bytes` that is not a number of bytes.
+        PlacementError: the mesh lacks the axis, no axis is free, or base does not fit.
+        TreeError: base does not match the parameters.
+        ShardError: min_bytes is not a number of bytes.
 
     Source: torch.distributed.fsdp.fully_shard; MaxText's and EasyLM's fsdp axes.
 

@@ -70,15 +70,16 @@ class Strategy:
     """The placements of the values of a training step.
 
     Args:
-        name: such as "zero3".
-        params: a placement for each parameter, between steps.
-        grads: for each gradient, for `sf.constrain`.
-        state: for each parameter, of its optimizer state, for `opt.state_placements`.
-        batch: of the inputs: (batch, ...).
-        activations: of values between layers: (batch, sequence, features), for `sf.pin` or
-            `sf.constrain`.
-        attention: by mesh axis, how attention is sharded, for `sf.shard(attention=)`.
-        rows: by mesh axis, how many rows a rank takes for its experts, for `sf.shard(rows=)`.
+        name: the name of the strategy, such as "zero3".
+        params: the placement of each parameter, between steps.
+        grads: the placement of each gradient, for `sf.constrain`.
+        state: the placement of each parameter's optimizer state, for `opt.state_placements`.
+        batch: the placement of the inputs, of shape (batch, ...).
+        activations: the placement of values between layers, of shape (batch, sequence, features),
+            for `sf.pin` or `sf.constrain`.
+        attention: by mesh axis, the method of sharded attention, for `sf.shard(attention=)`.
+        rows: by mesh axis, the number of rows that a rank can receive for its experts, for
+            `sf.shard(rows=)`.
 
     Example:
         >>> import torch, shardfn as sf
@@ -136,35 +137,37 @@ def strategy(
             or "pipeline".
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
-        axis: the mesh axis; of "hsdp" two, of which the last shards. By default "dp",
-            ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", "cp" for "context",
-            "ep" for "expert", and "pp" for "pipeline".
-        base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy` to join, whose
-            batch and activations are kept too. "tensor" and "sequence" need those of a tensor
-            parallel plan, "expert" those of experts, such as `model.ep_plan`.
-        min_bytes: smaller parameters are not sharded over the axis; bytes of the global tensor,
-            or text such as "100KB".
-        stages: of "pipeline": "even" gives stages of consecutive layers with about as many
-            elements, in the order of `params`; `sf.jit(loss_fn).trace(params, batch)` those with
-            about as much arithmetic and traffic, in the order in which loss_fn reads them; a
-            dict gives the number of a stage for each pattern of paths.
-        chunks: of "pipeline": how many stages each coordinate has.
-        order: of "pipeline": "loop" puts stage s on coordinate s mod n; "v" goes there and back,
-            with 2 chunks.
-        rows: of "expert": how many rows a rank takes for its experts, a number or a text such as
-            "1.5x", of the mean. By default all that can come.
-        attention: of "context": how attention is sharded over its axis: {"cp": "ring"}, "gather"
-            or "ulysses". By default each attention takes the way that sends least.
+        axis: the mesh axis. "hsdp" needs two axes, of which the last shards. The default is "dp",
+            ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", "cp" for "context", "ep"
+            for "expert", and "pp" for "pipeline".
+        base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy`, whose placements
+            of the batch and of activations are kept too. "tensor" and "sequence" need the
+            placements of a tensor parallel plan, and "expert" needs those of experts, such as
+            `model.ep_plan`.
+        min_bytes: parameters with fewer bytes are not sharded over the axis. The value is the bytes
+            of the global tensor, or text such as "100KB".
+        stages: for "pipeline". "even" gives each stage consecutive layers with about as many
+            elements, in the order of `params`. `sf.jit(loss_fn).trace(params, batch)` gives stages
+            with about equal time, in the order in which loss_fn reads parameters. A dict gives the
+            number of a stage for each pattern of paths.
+        chunks: for "pipeline": the number of stages of each coordinate.
+        order: for "pipeline": "loop" puts stage s on coordinate s mod n. "v" goes up to the last
+            coordinate and back, with 2 chunks.
+        rows: for "expert": the number of rows that a rank can receive for its experts, or text such
+            as "1.5x", a multiple of the mean. The default is the largest number that can arrive.
+        attention: for "context": the method of sharded attention over its axis: {"cp": "ring"},
+            "gather" or "ulysses". By default, each attention op uses the method that sends the
+            fewest bytes.
 
     Returns:
-        A `Strategy`: `params`, `grads`, `state`, `batch`, `activations`, `rows` and `attention`.
+        A `Strategy` with `params`, `grads`, `state`, `batch`, `activations`, `rows` and
+        `attention`.
 
     Raises:
-        PlacementError: another name, an axis that the mesh lacks, a base that shards nothing
-            over the axis of "tensor", or does not fit; parameters without a stage, or fewer
-            layers than stages; rows of another strategy, or below one; attention of another
-            strategy, or over another axis.
-        TreeError: a base that does not match the parameters.
+        PlacementError: the name is unknown, the mesh lacks the axis, base does not fit or shards
+            nothing over the axis of "tensor", parameters have no stage, there are fewer layers than
+            stages, or rows or attention do not fit the strategy.
+        TreeError: base does not match the parameters.
 
     Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; Shoeybi et al. 2019, Megatron-LM,
         arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198, for "sequence"; Liu et al.

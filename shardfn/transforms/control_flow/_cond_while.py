@@ -24,21 +24,21 @@ from ._controlled import Controlled, carried, leaf_kinds
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
-    """Call one of two functions, chosen by a value when the program runs. Only the chosen one
-    is computed.
+    """Call one of two functions, which a value chooses when the program runs. Only the chosen
+    function is computed.
 
     Args:
-        pred: a bool, or a tensor with one element. A Python bool chooses at once.
-        true_fn: of the operands; returns a tensor or a tree of them.
-        false_fn: returns the same tree, of the same shapes and dtypes.
-        operands: trees of tensors. Closed-over tensors may be differentiated too.
+        pred: a bool, or a tensor with one element. A Python bool chooses during the capture.
+        true_fn: a function of the operands that returns a tensor or a tree of tensors.
+        false_fn: a function of the operands whose result has the same tree, shapes and dtypes.
+        operands: trees of tensors. Closed-over tensors of both functions may be differentiated too.
 
     Returns:
-        The result of the chosen function, with tensors for numbers. Under `vmap` with a mapped
-        `pred` both are computed.
+        The result of the chosen function. Numbers in the result become tensors. Under `vmap` with a
+        mapped `pred`, both functions are computed.
 
     Raises:
-        TreeError: results of different trees, shapes or dtypes.
+        TreeError: the results have different trees, shapes or dtypes.
 
     Source: jax.lax.cond.
 
@@ -160,17 +160,18 @@ def while_loop(
     """Apply a function to its own result while a condition holds.
 
     Args:
-        cond_fun: carry -> a tensor with one element, or a bool.
-        body_fun: carry -> carry, of the same tree, shapes and dtypes.
-        init_val: the carry that enters, a tree of tensors.
+        cond_fun: a function of the carry that returns a tensor with one element, or a bool.
+        body_fun: a function of the carry that returns the next carry, with the same tree, shapes
+            and dtypes.
+        init_val: the initial carry, a tree of tensors.
 
     Returns:
-        The first carry for which `cond_fun` is false. Works under every transform. In reverse
-        mode the loop runs again and saves 64 carries: a loop of n > 64 steps recomputes each
-        of the others from the last one before it, n * n / 128 steps in all.
+        The first carry for which `cond_fun` is false. `while_loop` works under every transform. In
+        reverse mode, the loop runs again and saves 64 carries. A loop of n > 64 steps recomputes
+        each other carry from the last saved one before it, in n * n / 128 steps.
 
     Raises:
-        TreeError: a carry that changes its tree, a shape or a dtype.
+        TreeError: the carry changes its tree, a shape or a dtype.
 
     Source: jax.lax.while_loop.
 

@@ -30,25 +30,27 @@ def scan(
     length: int | None = None,
     reverse: bool = False,
 ) -> tuple[Any, Any]:
-    """Run a function over the slices of dim 0 of tensors, passing a carry from step to step.
-    The loop is one op of the program, whatever its length.
+    """Run a function over the slices of dim 0 of tensors, and pass a carry from step to step. The
+    loop is one op of the program, regardless of its length.
 
     Args:
-        f: (carry, x) -> (carry, y), where x and y are the per-step input and output. The carry
-            keeps its tree, shapes and dtypes. Closed-over values are the same in every step.
-        init: the carry that enters the first step, a tree of tensors.
-        xs: a tree of tensors, all with the same first dim, or None. The per-step input is the
-            tree of `x[i]`.
-        length: the number of steps. Needed only without xs.
+        f: a function (carry, x) -> (carry, y), where x and y are the per-step input and output. The
+            carry must keep its tree, shapes and dtypes. Closed-over values are the same in every
+            step.
+        init: the carry of the first step, a tree of tensors.
+        xs: a tree of tensors, all with the same first dim, or None. The input of step i is the tree
+            of `x[i]`.
+        length: the number of steps. The length is needed only without xs.
         reverse: whether to start with the last slice. Per-step outputs keep the positions of
             their inputs.
 
     Returns:
-        (the carry after the last step, the tree of per-step outputs, each stacked along a new
-        first dim). A number that f returns is stacked as a tensor. Other constants stay.
+        (the carry after the last step, the tree of per-step outputs). Each output is stacked along
+        a new first dim. A number that f returns is stacked as a tensor. Other constants in the
+        outputs do not change.
 
     Raises:
-        TreeError: first dims of different sizes, or a carry that changes its tree, a shape or a
+        TreeError: the first dims have different sizes, or the carry changes its tree, a shape or a
             dtype.
         PlacementError: inside a sharded function: a carry is constrained to a placement that
             differs from that of `init`.
@@ -205,17 +207,18 @@ def _no_steps(name: str, f: Any, init: Any, xs: Any) -> Any:
 
 @filter_errors
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
-    """Apply `f` to each slice of dim 0, one at a time, as `vmap(f)` with the memory of one slice.
+    """Apply `f` to each slice of dim 0, one at a time. The result is that of `vmap(f)`, with the
+    memory of one slice.
 
     Args:
-        f: takes one slice, and returns a tensor or a tree of them.
-        xs: a tree of tensors, all with the same first dim. A slice is the tree of `x[i]`.
+        f: a function of one slice that returns a tensor or a tree of tensors.
+        xs: a tree of tensors, all with the same first dim. Slice i is the tree of `x[i]`.
 
     Returns:
         The tree of results, each stacked along a new first dim.
 
     Raises:
-        TreeError: first dims of different sizes.
+        TreeError: the first dims have different sizes.
 
     Source: jax.lax.map.
 

@@ -193,28 +193,29 @@ def check_microbatches(name: str, is_count: bool, got: str) -> None:
 def accumulate(
     fn: Callable[..., Any], microbatches: int, *, batch_argnums: int | tuple[int, ...] | None = None
 ) -> Accumulate:
-    """Apply a function to a batch in microbatches, and reduce its gradients once, after the
-    last one.
+    """Apply a function to a batch in microbatches, and reduce its gradients once, after the last
+    microbatch.
 
-    The result is the mean over microbatches. For a loss that is a mean over rows, it equals
-    `fn` of the batch. Only one microbatch's activations are alive at a time. Between
-    microbatches a gradient stays Partial over the mesh.
+    The result of the accumulated function is the mean over microbatches. If the loss is a mean over
+    rows, this result equals `fn` of the whole batch. Only the activations of one microbatch are in
+    memory at a time. Between microbatches, a gradient stays Partial over the mesh.
 
     Args:
-        fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not; or
-            any function of floating results.
-        microbatches: how many; the first dim of every batch tensor is a multiple of it.
-        batch_argnums: the positional arguments that are batches; by default those that are not
-            differentiated, or all but the first if fn is not a gradient. Microbatch i
-            holds rows i, i + k, i + 2k, ...
+        fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not, or any
+            function with floating-point results.
+        microbatches: the number of microbatches. The first dim of every batch tensor must be a
+            multiple of it.
+        batch_argnums: the positions of the arguments that are batches. The default is the arguments
+            that are not differentiated. If fn is not a gradient, the default is all but the first.
+            Microbatch i holds rows i, i + k, i + 2k, ...
 
     Returns:
-        A function of the same arguments and results; with has_aux, aux gets a leading dim of
-        size microbatches.
+        A function of the same arguments and results. With has_aux, aux gets a leading dim of size
+        microbatches.
 
     Raises:
         ShardError: microbatches is not a positive int.
-        TreeError: when called, a batch that cannot be split evenly.
+        TreeError: when called, a batch cannot be split evenly.
 
     Source: optax.MultiSteps; no_sync of torch's DistributedDataParallel.
 

@@ -95,33 +95,34 @@ def bucketed_grad(
     """`value_and_grad` that reduces gradients in buckets while the backward is still running.
 
     Args:
-        fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
-        cap: bytes at which a bucket closes, as a number or as text: "512KB" (thousands), "1GiB"
-            (1024s).
-        first_cap: bytes at which the first bucket closes, so that communication starts early;
-            at most cap. If not given: 1 MiB (1,048,576), as torch's DistributedDataParallel has
-            it, or cap if that is less.
-        argnums: which positional arguments to differentiate; each may be a tree of floating
-            tensors.
-        has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
-        ignore: leaves to reduce on their own: a predicate of the leaf's path, such as
-            "params['w1']", or a prefix tree of bools.
-        reduce_dtype: dtype in which gradients are sent; by default their own.
+        fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
+        cap: the size at which a bucket is closed, in bytes or as text: "512KB" (powers of 1000),
+            "1GiB" (powers of 1024).
+        first_cap: the size at which the first bucket is closed, so that communication starts early.
+            It must be at most cap. The default is 1 MiB (1,048,576 bytes), as in torch's
+            DistributedDataParallel, or cap if cap is smaller.
+        argnums: the positions of the arguments to differentiate. Each may be a tree of
+            floating-point tensors.
+        has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
+        ignore: leaves to reduce separately: a predicate of the leaf's path, such as "params['w1']",
+            or a prefix tree of bools.
+        reduce_dtype: the dtype in which gradients are sent. The default is the dtype of the
+            gradients.
         max_in_flight: the largest number of bytes of gradients and gathered parameters in
             flight at once.
-        plan: buckets to use instead of the caps: `lower(...).plan`, edited or not. The program
-            follows its buckets, their order and the order of their leaves exactly, or refuses
-            the plan.
+        plan: a bucket plan to use instead of the caps: `lower(...).plan`, edited or not. The
+            program uses exactly the buckets of the plan, their order and the order of their leaves,
+            or refuses the plan.
 
     Returns:
         A function of the same arguments that returns (value, gradients), or ((value, aux),
         gradients). A gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        ShardError: a cap that is not a positive number of bytes; a first_cap above cap.
-        TreeError: when called: an argument that is not floating, an ignore that matches no
-            leaf, or a plan of another program.
-        CaptureError: when called, if fn does not return a scalar.
+        ShardError: cap is not a positive number of bytes, or first_cap exceeds cap.
+        TreeError: when called: an argument is not floating-point, ignore matches no leaf, or plan
+            is a plan of another program.
+        CaptureError: when called, fn does not return a scalar.
 
     Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2; DDPOptimizer in
     torch._dynamo; jax.value_and_grad.

@@ -44,20 +44,20 @@ class Checkpoint(Transformed):
 def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = None) -> Any:
     """Rematerialize a function: its backward recomputes residuals instead of saving them.
 
-    Values are unchanged. The backward repeats the function's all-gathers. Random numbers are
-    saved, not drawn again. Without a gradient nothing changes. A gradient of a gradient saves
-    the results of the first backward.
+    `checkpoint` changes no value. The backward repeats the all-gathers of the function. Random
+    numbers are saved, not drawn again. Without a gradient, `checkpoint` has no effect. A gradient
+    of a gradient saves the results of the first backward.
 
     Args:
-        fn: a pure function of pytrees. Without it, a decorator is returned.
-        policy: one of `checkpoint_policies`: which residuals are saved besides the arguments.
-            By default none are.
+        fn: a pure function of pytrees. Without fn, a decorator is returned.
+        policy: one of `checkpoint_policies`, which chooses the residuals that are saved in addition
+            to the arguments. By default, no other residuals are saved.
 
     Returns:
         A function of the same arguments and results.
 
     Raises:
-        ShardError: an unknown policy.
+        ShardError: the policy is unknown.
         TreeError: fn is not a function.
 
     Source: jax.checkpoint; Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost",
@@ -164,11 +164,12 @@ def check_text(where: str, is_text: bool, kind: str, fix: str) -> None:
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Name a value for the policies of `checkpoint` and for `saved_residuals`. Return x unchanged.
+    """Name a value for the policies of `checkpoint` and for `saved_residuals`. The value of x does
+    not change.
 
     Args:
         x: a tensor, or a pytree of tensors.
-        name: a name; several values may share it.
+        name: the name, which several values may share.
 
     Returns:
         x.

@@ -93,19 +93,21 @@ class CustomJvp(Custom):
 
 
 def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomJvp:
-    """Give a function your own derivative, set with `.defjvp(rule)`. Reverse mode transposes it.
+    """Give a function a custom derivative, which `.defjvp(rule)` sets. Reverse mode transposes this
+    derivative.
 
     Args:
-        fn: of trees of tensors; it may not close over values that are differentiated.
-        nondiff_argnums: positional arguments other than tensors. The rule takes them first.
+        fn: a function of trees of tensors. It must not close over values that are differentiated.
+        nondiff_argnums: the positions of arguments that are not tensors. The rule gets these
+            arguments first.
 
     Returns:
         The function, with a method `defjvp`.
 
     Raises:
-        ShardError: when called without a rule.
-        TreeError: when called, a rule whose results do not fit the function's.
-        CaptureError: a closed-over value that is differentiated.
+        ShardError: the function is called without a rule.
+        TreeError: when called, the results of the rule do not match those of the function.
+        CaptureError: the function closes over a value that is differentiated.
 
     Source: jax.custom_jvp.
 

@@ -164,20 +164,22 @@ def is_zero(x: Any) -> bool:
 
 
 def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomVjp:
-    """Give a function your own reverse-mode derivative, set with `.defvjp(fwd, bwd)`.
+    """Give a function a custom reverse-mode derivative, which `.defvjp(fwd, bwd)` sets.
 
     Args:
-        fn: of trees of tensors; it may not close over values that are differentiated.
-        nondiff_argnums: positional arguments other than tensors. The rule takes them first.
+        fn: a function of trees of tensors. It must not close over values that are differentiated.
+        nondiff_argnums: the positions of arguments that are not tensors. The rule gets these
+            arguments first.
 
     Returns:
-        The function, with `defvjp`. Without differentiation it runs unchanged.
+        The function, with a method `defvjp`. If it is not differentiated, the function runs
+        unchanged.
 
     Raises:
-        ShardError: when called without a rule.
-        TreeError: when called, a rule whose results do not fit the function's.
-        CaptureError: forward-mode differentiation, which the rule does not define, or a
-            closed-over value that is differentiated.
+        ShardError: the function is called without a rule.
+        TreeError: when called, the results of the rule do not match those of the function.
+        CaptureError: forward mode is used, which the rule does not define, or the function closes
+            over a value that is differentiated.
 
     Source: jax.custom_vjp.
 

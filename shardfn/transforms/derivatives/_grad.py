@@ -150,19 +150,19 @@ def value_and_grad(
     """Return a function that computes the value of a scalar function and its gradient.
 
     Args:
-        fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate; each may be a tree of floating
-            tensors.
-        has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
+        fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
+        argnums: the positions of the arguments to differentiate. Each may be a tree of
+            floating-point tensors.
+        has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
 
     Returns:
         A function of the same arguments that returns (value, gradients), or ((value, aux),
         gradients). A gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        TreeError: argnums are not positions; when called, positions that the call does not
-            have.
-        CaptureError: when called, if fn does not return a scalar.
+        TreeError: argnums are not positions, or, when called, the call has no arguments at these
+            positions.
+        CaptureError: when called, fn does not return a scalar.
 
     Source: jax.value_and_grad.
 
@@ -179,19 +179,19 @@ def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) ->
     """Return a function that computes the gradient of a scalar function.
 
     Args:
-        fn: returns a floating scalar, or (scalar, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate; each may be a tree of floating
-            tensors.
-        has_aux: whether fn returns auxiliary data, a tree, beside the scalar.
+        fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
+        argnums: the positions of the arguments to differentiate. Each may be a tree of
+            floating-point tensors.
+        has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
 
     Returns:
         A function of the same arguments that returns the gradients, or (gradients, aux). A
         gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        TreeError: argnums are not positions; when called, positions that the call does not
-            have.
-        CaptureError: when called, if fn does not return a scalar.
+        TreeError: argnums are not positions, or, when called, the call has no arguments at these
+            positions.
+        CaptureError: when called, fn does not return a scalar.
 
     Source: jax.grad.
 

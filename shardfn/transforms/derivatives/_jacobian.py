@@ -104,24 +104,24 @@ class Hessian(Jacobian):
 
 
 def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Jacobian:
-    """Return a function that computes the Jacobian row by row in reverse mode, which suits
-    functions of more inputs than outputs.
+    """Return a function that computes the Jacobian row by row in reverse mode, for functions with
+    more inputs than outputs.
 
     Args:
-        fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate by; each may be a tree of floating
-            tensors.
-        has_aux: whether fn returns auxiliary data beside the value.
+        fn: a function that returns a tensor or a tree of tensors, or (value, aux) with `has_aux`.
+        argnums: the positions of the arguments to differentiate by. Each may be a tree of
+            floating-point tensors.
+        has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
-        A function of the same arguments that returns, in the tree of the value, trees like the
-        arguments; a leaf has the shape of the result followed by that of the argument. With
-        `has_aux`, (that, aux).
+        A function of the same arguments. For each leaf of the value, it returns a tree like the
+        arguments, whose leaves have the shape of the value followed by that of the argument. With
+        `has_aux`, the function returns (Jacobian, aux).
 
     Raises:
-        TreeError: argnums are not positions; when called, positions that the call does not
-            have.
-        CaptureError: when called, if fn cannot be read as one graph.
+        TreeError: argnums are not positions, or, when called, the call has no arguments at these
+            positions.
+        CaptureError: when called, fn cannot be captured as one graph.
 
     Source: jax.jacrev.
 
@@ -136,22 +136,22 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
 
 def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Forward:
-    """Return a function that computes the Jacobian column by column in forward mode, which suits
-    functions of more outputs than inputs.
+    """Return a function that computes the Jacobian column by column in forward mode, for functions
+    with more outputs than inputs.
 
     Args:
-        fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate by; each may be a tree of floating
-            tensors.
-        has_aux: whether fn returns auxiliary data beside the value.
+        fn: a function that returns a tensor or a tree of tensors, or (value, aux) with `has_aux`.
+        argnums: the positions of the arguments to differentiate by. Each may be a tree of
+            floating-point tensors.
+        has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
         A function of the same arguments and results as that of `jacrev`.
 
     Raises:
-        TreeError: argnums are not positions; when called, positions that the call does not
-            have.
-        CaptureError: when called, if fn cannot be read as one graph.
+        TreeError: argnums are not positions, or, when called, the call has no arguments at these
+            positions.
+        CaptureError: when called, fn cannot be captured as one graph.
 
     Source: jax.jacfwd.
 
@@ -166,22 +166,23 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
 
 def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Hessian:
-    """Return a function that computes the matrix of second derivatives, forward over reverse.
+    """Return a function that computes the matrix of second derivatives, in forward mode over
+    reverse mode.
 
     Args:
-        fn: returns a tensor or a tree of them; or (value, aux) with `has_aux`.
-        argnums: which positional arguments to differentiate by; each may be a tree of floating
-            tensors.
-        has_aux: whether fn returns auxiliary data beside the value.
+        fn: a function that returns a tensor or a tree of tensors, or (value, aux) with `has_aux`.
+        argnums: the positions of the arguments to differentiate by. Each may be a tree of
+            floating-point tensors.
+        has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
-        A function of the same arguments that returns, in the tree of the value, trees of trees
-        like the arguments.
+        A function of the same arguments. For each leaf of the value, it returns a tree of trees
+        with the structure of the arguments.
 
     Raises:
-        TreeError: argnums are not positions; when called, positions that the call does not
-            have.
-        CaptureError: when called, if fn cannot be read as one graph.
+        TreeError: argnums are not positions, or, when called, the call has no arguments at these
+            positions.
+        CaptureError: when called, fn cannot be captured as one graph.
 
     Source: jax.hessian.
 

@@ -119,36 +119,38 @@ def pipelined_grad(
     batch_argnums: int | tuple[int, ...] | None = None,
     axis: str = "pp",
 ) -> PipelinedGrad:
-    """`value_and_grad` of the mean over microbatches, which stages of a pipeline compute in the
-    order of a schedule.
+    """Compute `value_and_grad` of the mean over microbatches, on pipeline stages, in the order of a
+    schedule.
 
-    Parameters placed on stages (`sf.Stage`) say where their ops run; all else follows. Without
-    such parameters, and outside of `shard`, it runs one microbatch after the other. The result is
-    that of `accumulate(value_and_grad(loss_fn), microbatches)`, always.
+    Ops run on the stages (`sf.Stage`) of the parameters that they read, and the stages of all other
+    ops follow. Without parameters on stages, and outside of `shard`, the microbatches run one after
+    the other. The result always equals that of `accumulate(value_and_grad(loss_fn), microbatches)`.
 
     Args:
-        loss_fn: returns a floating scalar, or (scalar, aux) with `has_aux`. Its value is a mean
-            over the rows of the batch; of another, the result is the mean over microbatches.
-        microbatches: how many; the first dim of every batch tensor is a multiple of it.
+        loss_fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
+            If its value is a mean over the rows of the batch, the result is that of the whole
+            batch. Otherwise, the result is the mean over microbatches.
+        microbatches: the number of microbatches. The first dim of every batch tensor must be a
+            multiple of it.
         schedule: an `sf.Schedule`, or "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
             "dualpipev".
-        argnums: which positional arguments to differentiate; each may be a tree of floating
-            tensors.
-        has_aux: whether loss_fn returns auxiliary data, a tree, beside the scalar.
-        batch_argnums: the positional arguments that are batches; by default those that are not
-            differentiated. Microbatch i holds rows i, i + microbatches, ...
+        argnums: the positions of the arguments to differentiate. Each may be a tree of
+            floating-point tensors.
+        has_aux: whether loss_fn also returns auxiliary data, a tree, in addition to the scalar.
+        batch_argnums: the positions of the arguments that are batches. The default is the arguments
+            that are not differentiated. Microbatch i holds rows i, i + microbatches, ...
         axis: the mesh axis of the stages.
 
     Returns:
         A function of the same arguments that returns (value, gradients), or ((value, aux),
-        gradients), with a leading dim of size microbatches in aux. A gradient has the shape,
-        dtype and placement of its argument.
+        gradients). aux has a leading dim of size microbatches. A gradient has the shape, dtype and
+        placement of its argument.
 
     Raises:
-        ShardError: microbatches, schedule or axis of another kind; when called, a schedule that
+        ShardError: microbatches, schedule or axis has a wrong type, or, when called, the schedule
             does not fit the stages.
-        TreeError: when called, a batch that cannot be split evenly.
-        CaptureError: when called, if loss_fn does not return a scalar.
+        TreeError: when called, a batch cannot be split evenly.
+        CaptureError: when called, loss_fn does not return a scalar.
 
     Source: GPipe (arXiv 1811.06965); PipeDream-Flush, 1F1B (arXiv 2006.09503); torch.distributed
         .pipelining.

@@ -146,22 +146,23 @@ def refuse_none(name: str, what: str, count: int) -> None:
 @filter_errors
 def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residuals:
     """List the residuals that a function's forward saves for its backward, with bytes, reason and
-    line.
+    source line.
 
-    The backward is that of all floating results, with respect to all floating positional
-    arguments. Nothing is run. Values that share memory count once. Bytes are those of global
-    tensors.
+    The backward is that of all floating-point results, with respect to all floating-point
+    positional arguments. `saved_residuals` does not run the function. Values that share memory are
+    counted once. The bytes are those of global tensors.
 
     Args:
-        fn: a function of pytrees; `checkpoint` inside of it, or around it, counts.
-        args: its arguments, pytrees of tensors; `ShapeDtype`s will do.
-        kwargs: its keyword arguments, which are not differentiated.
+        fn: a function of pytrees, which may contain `checkpoint` or be wrapped in it.
+        args: the arguments of fn, pytrees of tensors. `ShapeDtype`s may stand for tensors.
+        kwargs: the keyword arguments of fn, which are not differentiated.
 
     Returns:
-        A sequence of `Residual` records with `nbytes` and `activation_bytes`; it prints as a table.
+        A sequence of `Residual` records, with `nbytes` and `activation_bytes`. It prints as a
+        table.
 
     Raises:
-        CaptureError: no argument or no result is floating.
+        CaptureError: no argument or no result is floating-point.
 
     Source: jax.ad_checkpoint.print_saved_residuals.
 

@@ -135,19 +135,20 @@ def jvp(
     tangents: tuple[Any, ...],
     has_aux: bool = False,
 ) -> Any:
-    """Compute the value of a function, and its directional derivative along the tangents.
+    """Compute the value of a function and its directional derivative along the tangents.
 
     Args:
-        fn: returns a tensor or a tree of floating tensors; or (value, aux) with `has_aux`.
-        primals: its arguments, a tuple of trees of floating tensors.
-        tangents: the same trees, of the same shapes and dtypes.
-        has_aux: whether fn returns auxiliary data beside the value.
+        fn: a function that returns a tensor or a tree of floating-point tensors, or (value, aux)
+            with `has_aux`.
+        primals: the arguments of fn, a tuple of trees of floating-point tensors.
+        tangents: the tangents, trees with the same structure, shapes and dtypes as the primals.
+        has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
         (value, tangent of the value), or (value, tangent, aux).
 
     Raises:
-        TreeError: tangents that do not fit the primals.
+        TreeError: the tangents do not match the primals.
 
     Source: jax.jvp.
 
@@ -162,21 +163,22 @@ def jvp(
 
 @filter_errors
 def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    """Compute the value of a function, and return it with its pullback: a function that maps a
-    cotangent of the value to cotangents of the arguments.
+    """Return the value of a function and its pullback, which maps a cotangent of the value to
+    cotangents of the arguments.
 
     Args:
-        fn: returns a tensor or a tree of floating tensors; or (value, aux) with `has_aux`.
-        primals: its arguments, trees of floating tensors.
-        has_aux: whether fn returns auxiliary data beside the value.
+        fn: a function that returns a tensor or a tree of floating-point tensors, or (value, aux)
+            with `has_aux`.
+        primals: the arguments of fn, trees of floating-point tensors.
+        has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
-        (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for
-        each argument, of the placements of the argument. Outside of any transform, `pull`
-        recomputes the value: no residuals are saved.
+        (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for each
+        argument. Each leaf has the placement of its argument. Outside of any transform, `pull`
+        recomputes the value, because no residuals are saved.
 
     Raises:
-        TreeError: from pull, a cotangent that does not fit the value.
+        TreeError: raised by pull: the cotangent does not match the value.
 
     Source: jax.vjp.
 
@@ -205,15 +207,15 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
     """Compute the value of a function, and its linear approximation at a point.
 
     Args:
-        fn: returns a tensor or a tree of floating tensors.
-        primals: its arguments, trees of floating tensors.
+        fn: a function that returns a tensor or a tree of floating-point tensors.
+        primals: the arguments of fn, trees of floating-point tensors.
 
     Returns:
-        (value, push). `push(*tangents)` returns the tangent of the value, and recomputes the
-        value to do so.
+        (value, push). `push(*tangents)` returns the tangent of the value, for which it recomputes
+        the value.
 
     Raises:
-        TreeError: from push, tangents that do not fit the primals.
+        TreeError: raised by push: the tangents do not match the primals.
 
     Source: jax.linearize.
 

@@ -34,13 +34,13 @@ def save_only_these_names(*names: str) -> str:
     """Save only the values with these names.
 
     Args:
-        names: as `checkpoint_name` gave them.
+        names: the names that `checkpoint_name` gave to values.
 
     Returns:
         The policy.
 
     Raises:
-        ShardError: a name that is not a str.
+        ShardError: a name is not a str.
 
     Source: jax.checkpoint_policies.save_only_these_names.
 
@@ -55,13 +55,13 @@ def save_anything_except_these_names(*names: str) -> str:
     """Save all values, named or not, except those with these names.
 
     Args:
-        names: as `checkpoint_name` gave them.
+        names: the names that `checkpoint_name` gave to values.
 
     Returns:
         The policy.
 
     Raises:
-        ShardError: a name that is not a str.
+        ShardError: a name is not a str.
 
     Source: jax.checkpoint_policies.save_anything_except_these_names.
 
@@ -76,13 +76,13 @@ def save_any_names_but_these(*names: str) -> str:
     """Save all named values except those with these names.
 
     Args:
-        names: as `checkpoint_name` gave them.
+        names: the names that `checkpoint_name` gave to values.
 
     Returns:
         The policy.
 
     Raises:
-        ShardError: a name that is not a str.
+        ShardError: a name is not a str.
 
     Source: jax.checkpoint_policies.save_any_names_but_these.
 
@@ -104,7 +104,7 @@ def save_from_both_policies(one: str, other: str) -> str:
         The policy.
 
     Raises:
-        ShardError: one of them is not a policy.
+        ShardError: one of the arguments is not a policy.
 
     Source: jax.checkpoint_policies.save_from_both_policies.
 

@@ -14,19 +14,20 @@ from .._transformed import Bound, Transformed, name_of
 
 @filter_errors
 def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
-    """List every collective of a call, with its bytes, mesh axis, bucket and source line, and the
-    path of the module that calls it.
+    """List every collective of a call, with its bytes, mesh axis, bucket, source line and module
+    path.
 
-    Nothing is run or compiled. `sf.shard(fn, ...).lower(*args).explain()` is the same.
+    `explain` neither runs nor compiles the function. `sf.shard(fn, ...).lower(*args).explain()`
+    returns the same result.
 
     Args:
         fn: a transformed function, such as the result of shard.
-        args: of the call; `ShapeDtype`s (global shape, dtype) may stand for tensors.
-        kwargs: its keyword arguments.
+        args: the arguments of the call. `ShapeDtype`s (global shape, dtype) may stand for tensors.
+        kwargs: the keyword arguments of the call.
 
     Returns:
-        An `Explanation`, which prints as a table: `collectives`, `nbytes` (the payloads of a
-        rank, in bytes), `implicit` (those that no placement asked for), `elided`.
+        An `Explanation`, which prints as a table. It has `collectives`, `nbytes` (the total bytes
+        of a rank), `implicit` (collectives that no placement asked for), and `elided`.
 
     Raises:
         ShardError: fn is not a transformed function.
@@ -61,23 +62,25 @@ def assert_comms(
     max_implicit: int | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Check the communication of a call against a budget, in a unit test, without running the call.
+    """Check the communication of a call against a budget, without running the call.
 
     Args:
         fn: a transformed function, such as the result of shard.
-        args: of the call; `ShapeDtype`s may stand for tensors.
-        counts: the exact number of collectives of some kinds, such as `{"all_gather": 0}`;
-            other kinds are free.
-        max_bytes: the most bytes of all payloads of a rank, or text such as "1MB".
-        max_implicit: the most collectives that no placement asked for.
-        kwargs: keyword arguments of the call.
+        args: the arguments of the call. `ShapeDtype`s may stand for tensors.
+        counts: the exact number of collectives of some kinds, such as `{"all_gather": 0}`. Kinds
+            that are not listed are not limited.
+        max_bytes: the largest total bytes of a rank's collectives, as a number or as text such as
+            "1MB".
+        max_implicit: the largest number of collectives that no placement asks for.
+        kwargs: the keyword arguments of the call.
 
     Returns:
         The `Explanation` of the call.
 
     Raises:
-        BudgetError: lists all that is over the budget, each collective with its line.
-        ShardError: an unknown kind, bad options, or fn is not a transformed function.
+        BudgetError: the call exceeds the budget. The error lists each excess, and each collective
+            with its source line.
+        ShardError: a kind is unknown, an option is wrong, or fn is not a transformed function.
 
     Source: DTensor's CommDebugMode, whose counts tests compare.
 

@@ -30,24 +30,24 @@ def check(
     rtol: float = 1e-5,
     atol: float = 1e-6,
 ) -> dict[Any, float]:
-    """Check that a sharded function equals the plain one, in simulated worlds.
+    """Check that a sharded function equals the plain function, in simulated worlds.
 
     Args:
         fn: a pure function of pytrees of tensors.
-        args: its arguments, plain (global) tensors.
-        worlds: each a number of ranks, on a mesh with the one axis "dp"; or a dict of axis
-            names and sizes.
-        placements: `in_placements` of `shard`; by default every tensor that has dims is
-            sharded on dim 0, over the first mesh axis.
-        rtol: relative tolerance.
-        atol: absolute tolerance.
+        args: the arguments of fn, plain (global) tensors.
+        worlds: the simulated worlds. Each world is a number of ranks, on a mesh with the axis "dp",
+            or a dict of axis names and sizes.
+        placements: the `in_placements` of `shard`. By default, every tensor with dims is sharded on
+            dim 0, over the first mesh axis.
+        rtol: the relative tolerance.
+        atol: the absolute tolerance.
 
     Returns:
         The largest absolute difference for each world.
 
     Raises:
-        DivergenceError: a result differs. Names the world, the result and the difference; and the
-            weights, where it is a mean of means.
+        DivergenceError: a result of the sharded function differs. The error names the world, the
+            result and the difference. If the result is a mean of means, it also names the weights.
 
     Source: chex.assert_trees_all_close; DTensor's own op tests.
 

@@ -15,11 +15,12 @@ def explain_retrace(fn: Any, *args: Any, **kwargs: Any) -> str:
 
     Args:
         fn: a transformed function, such as the result of jit.
-        args: of a call, or nothing for the last call that was staged.
-        kwargs: its keyword arguments.
+        args: the arguments of a call. Without arguments, the last call that was captured is
+            explained.
+        kwargs: the keyword arguments of the call.
 
     Returns:
-        The closest earlier signature's differences, a line each.
+        The differences from the closest earlier signature, one on each line.
 
     Raises:
         ShardError: fn is not a transformed function.

@@ -69,32 +69,36 @@ def rule(
     need_whole: str | Sequence[str] = (),
     example: Sequence[Any] | None = None,
 ) -> Any:
-    """Register a sharding rule for an operator. The new rule replaces the rule that shardfn has.
+    """Register a sharding rule for an operator. The new rule replaces an existing rule of shardfn
+    for this operator.
 
-    A mapping names every dim: "b i k, k j -> b i j" has an entry for each tensor argument and
-    each result of the op's schema. Sharding a factor shards every tensor that has it, and
-    makes a result without it a Partial sum. `...` stands for any leading dims, 1 for a dim of
-    size 1. A function is given the call (`shapes`, `out_shapes`, `ins`, `outs`, `call["name"]`)
-    and returns such a text, or a list of strategies for one mesh axis: (placements of the
-    inputs, placements of the results), a placement being "R", a dim, (dim, unit), "sum", "max",
-    "min" or a DTensor placement.
+    A mapping names every dim: "b i k, k j -> b i j" has an entry for each tensor argument and each
+    result of the op's schema. If a factor is sharded, every tensor with this factor is sharded, and
+    results without it become Partial sums. In a mapping, `...` stands for any leading dims, and 1
+    for a dim of size 1. A mapping may also be a function of the call (`shapes`, `out_shapes`,
+    `ins`, `outs`, `call["name"]`). It returns such a text, or a list of strategies for one mesh
+    axis: (placements of the inputs, placements of the results). A placement is "R", a dim, (dim,
+    unit), "sum", "max", "min" or a DTensor placement.
 
     Args:
-        op: torch.ops.lib.name.overload, what `torch.library.custom_op` returned, or "lib::name".
-        mapping: the text or the function. Without it, a decorator for the function is returned.
-        need_whole: factors that are never sharded, because the op works along them; "..." for
-            all leading dims.
-        example: positional arguments of the op, on the CPU, of uneven sizes and distinct
-            values. With it every strategy is proved at once on 2, 3 and 5 simulated ranks, and
-            the gradient if `register_autograd` gave one. A text with Partial sums needs it.
+        op: the operator: torch.ops.lib.name.overload, the result of `torch.library.custom_op`, or
+            "lib::name".
+        mapping: the text or the function. Without a mapping, a decorator for the function is
+            returned.
+        need_whole: factors that are never sharded, because the op works along them. "..." means all
+            leading dims.
+        example: positional arguments of the op, on the CPU, of uneven sizes and distinct values.
+            With an example, every strategy is proved at registration on 2, 3 and 5 simulated ranks,
+            and so is the gradient of `register_autograd`. A text with Partial sums needs an
+            example.
 
     Returns:
-        The registered rule. `remove()`, or leaving its `with` block, unregisters it.
-        `check(*args)` proves it for other arguments.
+        The registered rule. Its method `remove()`, or leaving its `with` block, unregisters the
+        rule. Its method `check(*args)` proves the rule for other arguments.
 
     Raises:
-        RuleError: an op that cannot have a rule, a mapping that does not fit it, or a strategy
-            that gives a wrong result, with a counterexample.
+        RuleError: the op cannot have a rule, the mapping does not fit the op, or a strategy gives a
+            wrong result. The error shows a counterexample.
 
     Source: sharding_rule of jax.experimental.custom_partitioning (Shardy); register_sharding of
     torch.distributed.tensor.

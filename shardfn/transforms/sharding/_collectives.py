@@ -31,15 +31,15 @@ def psum(x: Any, axis_name: AxisName) -> Any:
 
     Args:
         x: a tensor, a number, or a pytree of them.
-        axis_name: a mesh axis that is manual in the `shard_map` around this, or the `axis_name`
-            of a `vmap` around it; or a tuple of such names.
+        axis_name: a mesh axis of the enclosing `shard_map`, the `axis_name` of an enclosing `vmap`,
+            or a tuple of such names.
 
     Returns:
-        x summed over all ranks or samples, invariant over the axis. Its transpose sends
-            nothing.
+        The sum of x over all ranks or samples, invariant over the axis. The transpose of psum sends
+        nothing.
 
     Raises:
-        CaptureError: a name that is not bound here.
+        CaptureError: the axis name is not bound at this point.
 
     Source: jax.lax.psum.
 
@@ -63,22 +63,23 @@ def _sum(x: Any, names: Names) -> Any:
 
 
 def pvary(x: Any, axis_name: AxisName) -> Any:
-    """Make a value varying: each rank has its own, and the gradient is not summed over the axis.
+    """Make a value varying: each rank then has its own value, and the gradient is not summed over
+    the axis.
 
-    Inside of `shard_map` the gradient of a value that all ranks have is the sum of those of the
-    ranks. The gradient of `pvary(x, axis)` is that of each rank alone, as per-sample gradients
-    need it.
+    Inside `shard_map`, the gradient of an invariant value is the sum of the gradients of all ranks.
+    The gradient of `pvary(x, axis)` is each rank's own gradient, as per-sample gradients need it.
 
     Args:
-        x: a tensor, a number, or a pytree of them, invariant over the axis: each rank has the same.
-        axis_name: a name, or a tuple of names; see `psum`.
+        x: a tensor, a number, or a pytree of them, which is invariant over the axis (equal on all
+            ranks).
+        axis_name: an axis name, or a tuple of axis names; see `psum`.
 
     Returns:
-        x, varying over the axis. Nothing is sent. Its transpose is the sum: so is the gradient of
-            x itself, if the call is differentiated too.
+        x, varying over the axis. `pvary` sends nothing. The transpose of pvary is the sum over
+        ranks. If the call is differentiated too, the gradient of x itself is this sum.
 
     Raises:
-        CaptureError: a name that is not bound here, or x varies over the axis already.
+        CaptureError: the axis name is not bound at this point, or x already varies over the axis.
 
     Source: jax.lax.pvary, which is jax.lax.pcast(x, axis_name, to="varying").
 
@@ -104,13 +105,13 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
 
     Args:
         x: a tensor, a number, or a pytree of them.
-        axis_name: a name, or a tuple of names; see `psum`.
+        axis_name: an axis name, or a tuple of axis names; see `psum`.
 
     Returns:
-        x averaged over all ranks or samples.
+        The mean of x over all ranks or samples.
 
     Raises:
-        CaptureError: a name that is not bound here.
+        CaptureError: the axis name is not bound at this point.
 
     Source: jax.lax.pmean.
 
@@ -128,14 +129,14 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
 
     Args:
         x: a tensor, a number, or a pytree of them.
-        axis_name: a name, or a tuple of names; see `psum`.
+        axis_name: an axis name, or a tuple of axis names; see `psum`.
 
     Returns:
-        The maximum over all ranks or samples. Its derivative is split equally among those that
-        hold it.
+        The maximum over all ranks or samples. If several ranks or samples hold this value, its
+        derivative is split equally among them.
 
     Raises:
-        CaptureError: a name that is not bound here.
+        CaptureError: the axis name is not bound at this point.
 
     Source: jax.lax.pmax.
 
@@ -153,14 +154,14 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
 
     Args:
         x: a tensor, a number, or a pytree of them.
-        axis_name: a name, or a tuple of names; see `psum`.
+        axis_name: an axis name, or a tuple of axis names; see `psum`.
 
     Returns:
-        The minimum over all ranks or samples. Its derivative is split equally among those that
-        hold it.
+        The minimum over all ranks or samples. If several ranks or samples hold this value, its
+        derivative is split equally among them.
 
     Raises:
-        CaptureError: a name that is not bound here.
+        CaptureError: the axis name is not bound at this point.
 
     Source: jax.lax.pmin.
 
@@ -184,19 +185,21 @@ def _extremum(x: Any, names: Names, kind: str) -> Any:
 
 
 def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
-    """Gather the tensors of all ranks or samples along a new dim, or join them along an old one.
+    """Gather the tensors of all ranks or samples along a new dim, or concatenate them along an
+    existing dim.
 
     Args:
         x: a tensor or a pytree of tensors.
-        axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
-        axis: the position of the new dim; with `tiled`, the dim to concatenate along.
-        tiled: concatenate along an existing dim instead of stacking.
+        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest; see
+            `psum`.
+        axis: the position of the new dim. With `tiled`, the dim to concatenate along.
+        tiled: whether to concatenate along an existing dim instead of stacking.
 
     Returns:
         The gathered tensor, invariant over the axis.
 
     Raises:
-        CaptureError: a name that is not bound here.
+        CaptureError: the axis name is not bound at this point.
 
     Source: jax.lax.all_gather, and all_gather_invariant for its type.
 
@@ -217,16 +220,17 @@ def _gathered(x: torch.Tensor, names: Names, axis: int, tiled: bool) -> torch.Te
 
 
 def axis_index(axis_name: AxisName) -> torch.Tensor:
-    """Return the number of this rank or sample on an axis.
+    """Return the index of this rank or sample on an axis.
 
     Args:
-        axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
+        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest; see
+            `psum`.
 
     Returns:
-        An int64 scalar tensor. It is not a Python number, so that all ranks run one program.
+        An int64 scalar tensor. The result is not a Python number, so all ranks run one program.
 
     Raises:
-        CaptureError: a name that is not bound here.
+        CaptureError: the axis name is not bound at this point.
 
     Source: jax.lax.axis_index.
 
@@ -244,13 +248,13 @@ def axis_size(axis_name: AxisName) -> int:
     """Return the number of ranks or samples on an axis.
 
     Args:
-        axis_name: a name, or a tuple of names; see `psum`.
+        axis_name: an axis name, or a tuple of axis names; see `psum`.
 
     Returns:
         A Python number.
 
     Raises:
-        CaptureError: a name that is not bound here.
+        CaptureError: the axis name is not bound at this point.
 
     Source: jax.lax.axis_size.
 

@@ -19,21 +19,22 @@ from .._paired import kind
 
 
 def constrain(x: Any, placements: Any) -> Any:
-    """Constrain the placement of a value inside a sharded function. Return x unchanged.
+    """Constrain the placement of a value inside a sharded function. The value of x does not change.
 
     Args:
         x: a tensor, or a pytree of tensors.
-        placements: a prefix tree of `P` leaves; None leaves a value free. A `Stage` puts a value
-            on a stage of the axis that has stages, and leaves its sharding free.
+        placements: a prefix tree of `P` leaves. None does not constrain a value. A `Stage` puts a
+            value on a stage of the pipeline axis, and does not constrain its sharding.
 
     Returns:
-        x. Its gradient is constrained likewise.
+        x. The gradient of x is constrained in the same way.
 
     Raises:
-        PlacementError: more dims named than the tensor has; a leaf that is not a `P`, a `Stage`
-            or None; an axis named twice, or axes of one dim in another order than the mesh's; a
-            `Stage` where no argument is on a stage, and the mesh has several axes.
-        TreeError: placements that are not a prefix of x.
+        PlacementError: a placement names more dims than the tensor has, a leaf is not a `P`, a
+            `Stage` or None, an axis is named twice, the axes of one dim are in another order than
+            in the mesh, or a `Stage` is used on a mesh with several axes although no argument is on
+            a stage.
+        TreeError: placements is not a prefix tree of x.
 
     Source: jax.lax.with_sharding_constraint.
 

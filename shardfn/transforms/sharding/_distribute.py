@@ -39,20 +39,21 @@ from ...world import current_world
 
 @_compat.outside_only
 def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
-    """Shard a tree of global tensors over a mesh. Every rank passes the same values, and
-    nothing is sent.
+    """Shard a tree of global tensors over a mesh. Every rank must pass the same values, and nothing
+    is sent.
 
     Args:
         tree: a pytree of plain tensors.
         mesh: a DeviceMesh.
-        placements: a prefix tree of placements over the tree; None replicates.
+        placements: a prefix tree of placements over the tree. None means replicated.
 
     Returns:
-        The tree with DTensors for tensors. They are detached, and share no memory with the
-        arguments.
+        The tree with DTensors in place of tensors. The DTensors are detached, and share no memory
+        with the arguments.
 
     Raises:
-        PlacementError, TreeError: placements that do not fit, all at once.
+        PlacementError, TreeError: the placements do not fit the tree or the mesh. The error lists
+            all of them.
 
     Source: jax.device_put with a sharding; torch.distributed.tensor.distribute_tensor.
 
@@ -156,17 +157,18 @@ def _own(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
 def from_local(
     x: Any, mesh: Any, placements: Any, *, shape: Sequence[int] | None = None
 ) -> DTensor:
-    """Make a DTensor of the local tensor of each rank.
+    """Create a DTensor from the local tensor of each rank.
 
     Args:
-        x: this rank's local tensor; in a simulated world it may be a list with one tensor for
-            each rank of the mesh. Under `sf.Stage`, ranks of other stages give `torch.empty(0)`
-            of the same dtype.
+        x: this rank's local tensor. In a simulated world, x may also be a list with one tensor for
+            each rank of the mesh. Under `sf.Stage`, ranks of other stages pass `torch.empty(0)` of
+            the same dtype.
         mesh: a DeviceMesh.
-        placements: one leaf: `P`, a Placement, or a list of Placements. With `Partial()` or
-            `Partial("avg")`, x is this rank's term of a sum or mean.
-        shape: the global shape. By default the shards are equal, or those of the list. A single
-            x under `sf.Stage` needs it, since ranks of other stages cannot know it.
+        placements: a single placement: a `P`, a Placement, or a list of Placements. With
+            `Partial()` or `Partial("avg")`, x is this rank's term of a sum or mean.
+        shape: the global shape. By default, all shards have equal sizes, or the sizes of the
+            tensors in the list. A single x under `sf.Stage` needs `shape`, because ranks of other
+            stages cannot know it.
 
     Returns:
         A DTensor with a copy of x.
@@ -344,14 +346,14 @@ def full(tree: Any) -> Any:
     """Unshard a tree: replace every DTensor by its global value, a plain tensor.
 
     Args:
-        tree: a pytree. Other leaves than DTensors stay as they are.
+        tree: a pytree. Leaves that are not DTensors do not change.
 
     Returns:
-        The tree with plain tensors, which share no memory with the arguments. On real ranks
-        this is a collective, so all ranks must call it. Gradients go back through it.
+        The tree with plain tensors, which share no memory with the arguments. On real ranks, `full`
+        is a collective, so all ranks must call it. `full` is differentiable.
 
     Raises:
-        FakeValueError: in a world with numerics=False.
+        FakeValueError: the world has no values (`numerics=False`).
 
     Source: DTensor.full_tensor.
 

@@ -53,24 +53,26 @@ def pin(
     inputs: Mapping[Pattern, Any] | None = None,
 ) -> Pins:
     """Constrain the placements of the results or arguments of a module's layers, by the names of
-    the layers, without a change of the module's code.
+    the layers.
 
     Args:
-        module: the module. Its layers get hooks.
-        outputs: patterns over paths of layers -> the placement of what they return: a `P` or a
-            `Stage` for every tensor of it, or a tree of them. A pattern is a glob, as in
-            `placements`, or a regular expression; "" is the module itself. The first that
-            matches a layer counts.
-        inputs: the same for what layers take: a `P` for the first argument, or a tuple with one
-            for each positional argument; None leaves one free.
+        module: the module, whose code does not change. The layers of the module get hooks.
+        outputs: a dict from patterns over layer paths to the placement of the layer's results: a
+            `P` or a `Stage` for every tensor, or a tree of them. A pattern is a glob, as in
+            `placements`, or a regular expression. "" is the module itself. The first pattern that
+            matches a layer applies.
+        inputs: a dict from patterns to the placements of the layer's arguments: a `P` for the first
+            argument, or a tuple with one for each positional argument. None does not constrain an
+            argument.
 
     Returns:
-        The constraints, with `remove()`. It is a context manager too.
+        An object whose method `remove()` removes the constraints. The object is also a context
+        manager.
 
     Raises:
-        TreeError: patterns that match no layer; neither outputs nor inputs.
-        PlacementError: a value that holds something else than `P`; two placements for what one
-            layer returns or takes, here or in an earlier call whose constraints are in place.
+        TreeError: a pattern matches no layer, or neither outputs nor inputs is given.
+        PlacementError: a value is not a `P`, or a layer gets two placements for its results or its
+            arguments, in this call or in an earlier call that is still in effect.
         ShardError: the module is not an nn.Module.
 
     Source: jax.lax.with_sharding_constraint, and torch's PrepareModuleInput and

@@ -38,35 +38,36 @@ BOUNDS = (
 def ragged_all_to_all(
     x: Any, send_counts: Any, axis_name: AxisName, *, rows: int | str | None = None
 ) -> tuple[Any, torch.Tensor]:
-    """Send the first rows of x to rank 0, the next to rank 1, and so on, as many as counts say.
+    """Send the first `send_counts[0]` rows of x to rank 0, the next `send_counts[1]` rows to rank
+    1, and so on.
 
-    The counts are data: they may differ between ranks and from call to call. They are gathered
-    first, so every rank of the axis knows all of them, and all refuse the same ones before a row
-    is sent. No row is dropped.
+    The counts are tensor values, which may differ between ranks and from call to call. The counts
+    are gathered first, so all ranks of the axis know them. If they exceed `rows`, all ranks raise
+    an error before a row is sent. `ragged_all_to_all` drops no row.
 
     Args:
-        x: a tensor (N, ...), or a pytree of them: rows in the order of their destinations. Those
-            that the counts leave over stay.
-        send_counts: (n,) integers, of which the sum is N at most: how many rows go to each of the
-            n ranks or samples. Or those of all, (n, n), the same everywhere, with the sender first:
-            then nothing is gathered.
-        axis_name: a name; or a tuple of names, of which the first counts slowest: then all rows
-            are gathered. See `psum`.
-        rows: the rows that each can take: a number; or a text such as "1.5x", which is 1.5 * N
-            rounded up, where N is the mean of what comes if all rows are sent. By default n * N,
-            the most that can come.
+        x: a tensor (N, ...), or a pytree of them: rows in the order of their destinations. Rows
+            after the sum of the counts are not sent.
+        send_counts: (n,) integers with a sum of at most N: the number of rows for each of the n
+            ranks or samples. It may also be the counts of all ranks, (n, n), equal on all ranks,
+            with the sender first. Nothing is then gathered.
+        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest. With a
+            tuple, all rows are gathered. See `psum`.
+        rows: the number of rows that each rank can receive, or text such as "1.5x", which means 1.5
+            * N rounded up. N is the mean number of received rows if all rows are sent. The default
+            is n * N, the largest number that can arrive.
 
     Returns:
-        The received rows, (rows, ...), in the order of their senders, and zeros after them; and
-        their counts, (n,) int64: how many rows each rank or sample has sent here.
+        The received rows, (rows, ...), in the order of their senders, followed by zeros. Also the
+        counts, (n,) int64: the number of rows that each rank or sample has sent to this one.
 
     Raises:
-        CaptureError: a name that is not bound here.
-        PlacementError: counts of another shape or dtype, an x without rows, or a bound that is no
+        CaptureError: the axis name is not bound at this point.
+        PlacementError: the counts have a wrong shape or dtype, x has no rows, or `rows` is not a
             number of rows.
-        CapacityError: more rows come to a rank than it can take. Every rank of the axis raises it,
-            when the program runs.
-        ShardError: a count is negative, or a sum of counts is more than N, when it runs.
+        CapacityError: more rows than `rows` would arrive at a rank. Every rank of the axis raises
+            this error when the program runs.
+        ShardError: when the program runs, a count is negative, or a sum of counts exceeds N.
 
     Source: jax.lax.ragged_all_to_all.
 

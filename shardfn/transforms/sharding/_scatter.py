@@ -35,20 +35,21 @@ from ._axis_names import (
 def psum_scatter(
     x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False
 ) -> Any:
-    """The sum over an axis, sharded: each rank or sample gets one chunk (reduce-scatter).
+    """Sum a value over an axis, and give each rank or sample one chunk of the sum (reduce-scatter).
 
     Args:
         x: a tensor or a pytree of tensors.
-        axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
-        scatter_dimension: the dim that is split; its size is the axis's size, or with `tiled`
-            a multiple of it.
-        tiled: keep the dim, shorter, instead of taking one element of it.
+        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest; see
+            `psum`.
+        scatter_dimension: the dim that is split. Its size is the size of the axis, or, with
+            `tiled`, a multiple of it.
+        tiled: whether to keep the dim, now shorter, instead of removing it.
 
     Returns:
-        This rank's or sample's chunk of the sum.
+        The chunk of the sum for this rank or sample.
 
     Raises:
-        CaptureError: a name that is not bound here.
+        CaptureError: the axis name is not bound at this point.
         PlacementError: the dim cannot be split into equal chunks.
 
     Source: jax.lax.psum_scatter.
@@ -133,22 +134,23 @@ def check_size(
 def all_to_all(
     x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *, tiled: bool = False
 ) -> Any:
-    """Split a dim into chunks, send chunk i to rank i, and join the received ones along a dim.
+    """Split a dim into chunks, send chunk i to rank i, and join the received chunks along a dim.
 
     Args:
         x: a tensor or a pytree of tensors.
-        axis_name: a name, or a tuple of names, of which the first counts slowest; see `psum`.
-        split_axis: the dim that is split; its size is the axis's size, or with `tiled` a
+        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest; see
+            `psum`.
+        split_axis: the dim that is split. Its size is the size of the axis, or, with `tiled`, a
             multiple of it.
-        concat_axis: the dim of the result that joins the chunks: a new dim, or with `tiled`
-            an existing one.
-        tiled: keep the split dim, shorter, and concatenate along an existing dim.
+        concat_axis: the dim of the result along which the chunks are joined: a new dim, or, with
+            `tiled`, an existing dim.
+        tiled: whether to keep the split dim, now shorter, and to concatenate along an existing dim.
 
     Returns:
-        The chunks that this rank or sample received, joined.
+        The joined chunks that this rank or sample received.
 
     Raises:
-        CaptureError: a name that is not bound here.
+        CaptureError: the axis name is not bound at this point.
         PlacementError: the dim cannot be split into equal chunks.
 
     Source: jax.lax.all_to_all.
@@ -186,17 +188,17 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     Args:
         x: a tensor or a pytree of tensors.
-        axis_name: a name; or a tuple of names, of which the first counts slowest: then all
-            values are gathered.
-        perm: pairs (source, target) of numbers on the axis; no number twice as a source, none
-            twice as a target.
+        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest. With a
+            tuple, all values are gathered.
+        perm: pairs (source, target) of indices on the axis. No index may occur twice as a source,
+            or twice as a target.
 
     Returns:
-        The value of the source of this rank or sample, or zeros if it has no source.
+        The value that this rank or sample receives, or zeros if it has no source.
 
     Raises:
-        CaptureError: a name that is not bound here.
-        PlacementError: a perm with a number twice, or one that is not on the axis.
+        CaptureError: the axis name is not bound at this point.
+        PlacementError: perm contains an index twice, or an index that is not on the axis.
 
     Source: jax.lax.ppermute.
 

@@ -135,63 +135,68 @@ def shard(
 ) -> Any:
     """Compile a function of global tensors into one SPMD program for a device mesh.
 
-    Results equal `fn(*args)` up to the order of floating-point summation.
+    The results equal `fn(*args)` up to the order of floating-point summation.
 
     Args:
-        fn: a pure function of pytrees, written as for one device. Without it, a decorator is
-            returned. Each call looks at what fn closes over: tensors by reference, everything
-            else by value. A changed value triggers a retrace.
-        mesh: a DeviceMesh; the innermost `use_mesh`'s if not given.
-        in_placements: a prefix tree over the parameters in their order, or a dict of them
-            by name. A leaf is `P`, one Placement (1-D meshes), a list of Placements, or None: the
-            argument keeps its placements (a plain tensor is replicated). `sf.auto` is a
-            placement that is chosen, so that a step takes the least time:
-            `lower(...).placements` prints it. A DTensor keeps its own.
-        out_placements: a prefix tree over the result. None keeps the placement that propagation
-            chose, with Partial values reduced. `Partial()` and `Partial("avg")` return each
-            rank's term of the sum or mean.
-        implicit_comm: "allow", "warn" or "error": the reaction to implicit collectives, which
-            no placement asks for.
-        planner: "global": where activations are sent that no placement asks for, the placements of
-            all ops are chosen at once, so that a step takes the least time; "greedy": one op at a
-            time, the fewest bytes. Inside another transform it has no effect.
-        attention: for mesh axes, how attention is sharded over them: {"cp": "ring"}, "gather" or
-            "ulysses". By default each attention takes the way that sends least. Inside another
-            transform it has no effect.
-        memory: the most that a rank may hold, for `sf.auto`: bytes, or text such as "80GiB".
-        rows: by mesh axis, how many rows a rank takes for its experts: a number, or a text such
-            as "1.5x", of the mean. Rows of tokens then travel over that axis to the ranks of their
-            experts, if the experts are sharded over it; without it they do where that sends fewer
-            bytes than to gather the experts, and a rank can take all rows. More rows are a
-            CapacityError on every rank. Inside another transform it has no effect.
-        donate_argnums: positional arguments whose memory the results may take. Using one
-            afterwards is an error.
-        static_argnums: positional arguments that are constants of the trace. Arguments other
-            than tensors are static without it. A tensor is an error.
-        backend: "inductor", or "aten", which runs op by op and starts at once. In a simulated
-            world it changes nothing: the simulator runs op by op, and nothing is compiled.
-        warmup: "aten": the first calls run op by op, while Inductor compiles in the background.
-            All ranks run compiled code from the same call on. Results before and after it differ
-            in rounding. A call that autograd follows is compiled at once.
-        cuda_graphs: whether a step's kernels are recorded in its second call, as a CUDA graph, and
-            then launched together. It needs a function whose work is all on the GPU. Arguments
-            whose memory moves from call to call are copied into memory of the graph, and results
-            out of it; donated ones that keep their place are not. It changes nothing in worlds
-            where nothing is compiled.
-        seed: "state": torch's own random calls draw from `sf.random.state`; "required": they are
-            an error, and every random number comes from a key.
-        dynamic: the dims of arguments whose sizes may change between calls: fn is captured once
-            for all of them. A prefix tree over the positional arguments, as `in_axes` of vmap, or
-            a dict of arguments by name. A leaf is a dim, a set of dims, True for all dims, or
-            a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
+        fn: a pure function of pytrees, written as for one device. Without fn, a decorator is
+            returned. Each call reads what fn closes over: tensors by reference, all other values by
+            value. If such a value has changed, fn is captured again.
+        mesh: a DeviceMesh. The default is the mesh of the innermost `use_mesh`.
+        in_placements: the placements of the arguments: a prefix tree over the parameters in their
+            order, or a dict by parameter name. A leaf is a `P`, one Placement (1-D meshes), a list
+            of Placements, or None. With None, a DTensor keeps its placements, and a plain tensor is
+            replicated. With `sf.auto`, shardfn chooses the placement with the shortest step time,
+            and `lower(...).placements` prints it. Under `sf.auto`, a DTensor keeps its own
+            placement.
+        out_placements: the placements of the results: a prefix tree over the result. None keeps the
+            placement that propagation chose, but reduces Partial values. `Partial()` and
+            `Partial("avg")` return each rank's term of the sum or mean.
+        implicit_comm: the reaction to implicit collectives, which no placement asks for: "allow",
+            "warn" or "error".
+        planner: with "global", if activations are sent that no placement asks for, an integer
+            program chooses the strategies of all ops at once. With "greedy", each op takes the
+            strategy that moves the fewest bytes. Inside another transform, this option has no
+            effect.
+        attention: by mesh axis, the method of sharded attention: {"cp": "ring"}, "gather" or
+            "ulysses". By default, each attention op uses the method that sends the fewest bytes.
+            Inside another transform, this option has no effect.
+        memory: the memory limit of a rank for `sf.auto`, in bytes or as text such as "80GiB".
+        rows: by mesh axis, the number of rows that a rank can receive for its experts, or text such
+            as "1.5x", a multiple of the mean. Rows of tokens are then sent over that axis to the
+            ranks of their experts, if the experts are sharded over it. Without `rows`, rows are
+            sent only if this takes fewer bytes than gathering the experts, and a rank has room for
+            all rows. If more rows would arrive, every rank raises a CapacityError. Inside another
+            transform, this option has no effect.
+        donate_argnums: the positions of arguments whose memory the results may use. Using such an
+            argument after the call is an error.
+        static_argnums: the positions of arguments that are constants of the captured program.
+            Arguments that are not tensors are constants without this option. A tensor at such a
+            position is an error.
+        backend: "inductor", or "aten", which runs the program op by op, without a compilation. In a
+            simulated world, this option has no effect, because the simulator runs op by op.
+        warmup: with "aten", the first calls run op by op, while Inductor compiles in the
+            background. All ranks switch to compiled code at the same call. Results before and after
+            this call may differ in rounding. If autograd follows a call, the call is compiled at
+            once.
+        cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
+            launch as a whole. All ops of the function must be on the GPU. Arguments whose address
+            changes from call to call are copied into the graph's memory, and results are copied out
+            of it. Donated arguments with a fixed address are not copied. In worlds where nothing is
+            compiled, this option has no effect.
+        seed: with "state", torch's own random calls draw from `sf.random.state`. With "required",
+            they raise an error, so every random number comes from a key.
+        dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
+            all these sizes. The value is a prefix tree over the positional arguments, as `in_axes`
+            of vmap, or a dict by argument name. A leaf is a dim, a set of dims, True for all dims,
+            or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
 
     Returns:
         A function of the same arguments whose results are DTensors, with `.trace`, `.lower` and
         `.compile`.
 
     Raises:
-        PlacementError, TreeError, CaptureError, RuleError: when called, naming the function and
-            the argument.
+        PlacementError, TreeError, CaptureError, RuleError: raised by the call, which names the
+            function and the argument.
 
     Source: jax.jit with in_shardings.
 

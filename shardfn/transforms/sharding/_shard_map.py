@@ -212,32 +212,34 @@ def shard_map(
     The gradient of an invariant value is summed over the ranks, as in `jax.shard_map`.
 
     Args:
-        fn: of local tensors; it may use `psum`, `all_gather` and the other collectives over the
-            axes of the mesh. Without it, a decorator is returned.
-        mesh: a DeviceMesh; that of the call around it, or the innermost `use_mesh`'s, if not given.
-        in_placements: a prefix tree over the parameters in their order, or a dict of them by
-            name; needed if there are positional arguments. A leaf is `P`, one Placement (1-D
-            meshes), a list of Placements, or None, which is P(): replicated. Sharded dims must be
-            divisible by the size of their axes.
-        out_placements: a prefix tree over the result. A result that is not sharded over an axis
-            must be invariant over it: reduced, gathered, or computed from invariant values.
-            `Partial()`: each rank returns a term of the sum; `Partial("avg")`: of the mean.
-        axis_names: the mesh axes on which fn is per-rank code. By default all that are not
-            manual yet. On the other axes its values are global tensors, and propagation chooses
-            their placements.
-        backend: "inductor" or "aten". Used if this is the outermost transform.
-        dynamic: the dims of arguments whose sizes may change between calls, as in `shard`. Used
-            likewise.
+        fn: a function of local tensors, which may call `psum`, `all_gather` and the other
+            collectives over the axes of the mesh. Without fn, a decorator is returned.
+        mesh: a DeviceMesh. The default is the mesh of the enclosing call, or of the innermost
+            `use_mesh`.
+        in_placements: a prefix tree over the parameters in their order, or a dict by parameter
+            name. It is needed if there are positional arguments. A leaf is a `P`, one Placement
+            (1-D meshes), a list of Placements, or None, which means replicated. Sharded dims must
+            be divisible by the size of their axes.
+        out_placements: the placements of the results: a prefix tree over the result. A result that
+            is not sharded over an axis must be invariant over it: reduced, gathered, or computed
+            from invariant values. With `Partial()`, each rank returns a term of the sum. With
+            `Partial("avg")`, each rank returns a term of the mean.
+        axis_names: the mesh axes on which fn is per-rank code. The default is all axes that no
+            enclosing `shard_map` uses. On all other axes, the values in fn are global tensors, and
+            propagation chooses their placements.
+        backend: "inductor" or "aten". It has an effect if this is the outermost transform.
+        dynamic: the dims of arguments whose sizes may change between calls, as in `shard`. It has
+            an effect if this is the outermost transform.
 
     Returns:
-        A function of global tensors. As the outermost transform it returns DTensors, and has
+        A function of global tensors. As the outermost transform, it returns DTensors, and has
         `.trace`, `.lower` and `.compile`.
 
     Raises:
-        PlacementError: when called: a dim that cannot be split into equal shards; an unknown
-            axis, or one that is manual already; a result that varies over an axis and is not
-            sharded over it. Each names the argument or the result.
-        TreeError: when called, placements that do not match the arguments, or are missing.
+        PlacementError: when called: a dim cannot be split into equal shards, an axis is unknown or
+            is used by an enclosing `shard_map`, or a result varies over an axis and is not sharded
+            over it. The error names the argument or the result.
+        TreeError: when called, placements are missing or do not match the arguments.
 
     Source: jax.shard_map, with varying manual axes.
 
