@@ -67,7 +67,7 @@ def positions(where: str, option: str, argnums: Any, count: int) -> tuple[int, .
 
 def _twice(where: str, option: str, argnums: Any) -> TreeError:
     fix = "each argument once"
-    got = f"{option} is {argnums!r}, which names an argument twice"
+    got = f"{option} is {argnums!r}, which contains an argument twice"
     return TreeError.of(f"{where}, {option}", got, fix=fix)
 
 

@@ -44,7 +44,7 @@ OPTIONS = {
     ),
     ROWS: _Option(
         lambda value: row_bound(value, 1) > 0,
-        'a number of rows, 1 or more, or a text such as "1.5x", of their mean',
+        'a number of rows, 1 or more, or a text such as "1.5x", a multiple of the mean',
         ("ep", "1.5x"),
     ),
 }

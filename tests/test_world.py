@@ -175,7 +175,7 @@ def test_a_world_without_numerics_has_shapes_and_refuses_to_read() -> None:
         assert "UnreadTensor(shape=(2,)" in repr(out)
         assert (out + 1).to_local().shape == (2,)
         text = (
-            "a value is read in a world with numerics=False, which computes none\n"
+            "a value is read in a world without values (numerics=False)\n"
             "  try: fake_world(n, numerics=True) computes true values"
         )
         for read in (

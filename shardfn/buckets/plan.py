@@ -74,7 +74,9 @@ class BucketPlan:
         for index in indices:
             accept("BucketPlan.merge", indices=index)
         if not indices:
-            raise TreeError.of("BucketPlan.merge", "no bucket is named", fix="plan.merge(0, 1)")
+            raise TreeError.of(
+                "BucketPlan.merge", "the list of buckets is empty", fix="plan.merge(0, 1)"
+            )
         chosen = [self._bucket(i) for i in sorted(set(indices))]
         kinds = {(b.kind, b.axis, b.op, b.dtype, b.phase, b.region) for b in chosen}
         if len(kinds) != 1:
@@ -84,7 +86,10 @@ class BucketPlan:
             ]
             fix = "buckets of one kind, axis, reduction, dtype and phase, and of one bucketed_grad"
             raise TreeError.of(
-                "BucketPlan.merge", "these buckets cannot be one collective", *lines, fix=fix
+                "BucketPlan.merge",
+                "these buckets cannot be merged into one collective",
+                *lines,
+                fix=fix,
             )
         one = attrs.evolve(
             chosen[0],
@@ -213,7 +218,7 @@ class BucketPlan:
             fix = "a plan of this very function: fn.lower(...).plan"
             raise TreeError.of(
                 f"{name}, plan",
-                "the plan is for other leaves",
+                "the bucket plan has other leaves than the function",
                 *lines,
                 fix=fix,
                 arg_path=(extra + missing)[0],

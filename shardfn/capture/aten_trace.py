@@ -180,8 +180,8 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
     if drawn is not None:
         raise CaptureError.of(
             name,
-            f"it is differentiated, and draws random numbers ({drawn.target}), which would "
-            "differ in its derivative",
+            f"the function is differentiated and draws random numbers ({drawn.target}), which "
+            "would differ in its derivative",
             fix="pass the random tensors as arguments, or as per-step inputs of a scan",
             **origin_of(drawn),
         )
@@ -214,7 +214,9 @@ def lifted_constants(
         if not isinstance(value, torch.Tensor):
             (user, *_), fix = (node.users, "torch.where, or a Python loop, over plain ops")
             raise CaptureError.of(
-                name, f"it uses the higher-order op {user.target}, which has no rule yet", fix=fix
+                name,
+                f"the function uses the higher-order op {user.target}, which has no rule yet",
+                fix=fix,
             )
         last = graph.graph.find_nodes(op="placeholder")
         with graph.graph.inserting_after(last[-1] if last else next(iter(graph.graph.nodes)).prev):

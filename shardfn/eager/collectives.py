@@ -303,7 +303,7 @@ def refused(op: Any, *args: Any, **kwargs: Any) -> Any:
     name = str(op).split(".")[1].strip("_")
     raise FakeValueError.of(
         f"torch.distributed, {name}",
-        "a collective needs values, and a world with numerics=False computes none",
+        "a collective needs values, and a world with numerics=False has no values",
         fix=fix,
         source=call_site(),
     )

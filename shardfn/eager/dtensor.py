@@ -272,7 +272,7 @@ def _number(x: DTensor) -> Any:
     raise DivergenceError.of(
         "float(x), x.item() or bool(x) of a DTensor",
         got,
-        needed="one number on all ranks: each real rank would return its own",
+        needed="the same number on all ranks: each real rank would return its own",
         fix="x.full_tensor().item(), the same on all ranks of both worlds",
     )
 

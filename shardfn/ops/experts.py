@@ -60,7 +60,7 @@ def _too_many(by_group: torch.Tensor, chunk: int, most: int, rows: int, name: st
         expert = rank * chunk + int(own.argmax())
         got = (
             f"rank {rank} of the axis gets {most} rows for its experts, {int(own.max())} of them "
-            f"for expert {expert}, and can take {rows}"
+            f"for expert {expert}, and has room for {rows}"
         )
     else:
         rank = -1
@@ -72,7 +72,7 @@ def _too_many(by_group: torch.Tensor, chunk: int, most: int, rows: int, name: st
         name,
         got,
         needed=f"a bound of {most} rows or more",
-        fix=f"rows={most}, or no rows= for the most that can come",
+        fix=f"rows={most}, or no rows= for the largest number that can arrive",
         rank=rank,
         received=most,
         bound=rows,

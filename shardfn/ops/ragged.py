@@ -156,9 +156,10 @@ def check_counts(counts: torch.Tensor, given: int, rows: int) -> None:
     if received.rows > rows:
         raise CapacityError.of(
             f"{NAME}, rows",
-            f"rank {received.rank} of the axis receives {received.rows} rows, and can take {rows}",
+            f"rank {received.rank} of the axis receives {received.rows} rows, and has room for "
+            f"{rows}",
             needed=f"a bound of {received.rows} or more",
-            fix=f"rows={received.rows}, or rows=None for the most that can come",
+            fix=f"rows={received.rows}, or rows=None for the largest number that can arrive",
             rank=received.rank,
             received=received.rows,
             bound=rows,

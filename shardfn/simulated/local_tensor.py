@@ -440,7 +440,7 @@ def _to_meta(x: Any) -> Any:
 def _unread(what: Any) -> FakeValueError:
     fix = "fake_world(n, numerics=True) computes true values"
     return FakeValueError.of(
-        str(what), "a value is read in a world with numerics=False, which computes none", fix=fix
+        str(what), "a value is read in a world without values (numerics=False)", fix=fix
     )
 
 

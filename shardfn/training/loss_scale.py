@@ -88,7 +88,7 @@ class LossScale:
             whichever of them holds a gradient that is not finite.
 
         Raises:
-            TreeError: a gradient in float16, in which small ones become 0.
+            TreeError: a gradient in float16, in which small gradients become 0.
 
         Source: torch.amp.GradScaler.unscale_.
 

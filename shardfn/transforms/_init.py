@@ -107,7 +107,7 @@ def refuse_inside() -> None:
     """
     raise CaptureError.of(
         "init",
-        "it is called inside a captured function, which cannot make modules",
+        "the call is inside a captured function, which cannot make modules",
         fix="call it outside of the function, and pass the parameters in",
     )
 
@@ -131,7 +131,7 @@ def _placements(
         if not any(map(compiled(pattern).fullmatch, every)):
             raise TreeError.of(
                 name,
-                f"{pattern!r} fits no parameter and no buffer",
+                f"{pattern!r} matches no parameter and no buffer",
                 needed=f"names such as {', '.join(every[:4])}",
                 fix="a pattern such as '**.weight'",
                 arg_path=f"placements[{pattern!r}]",

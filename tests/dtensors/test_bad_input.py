@@ -60,7 +60,7 @@ def test_of_equal_shapes_the_plain_tensor_is_named(fn: Any, plain: str, transfor
         call = staged(transform, lambda w, b: fn(w, b, mesh), mesh, 2)
         text = refused(sf.CaptureError, lambda: call({"w": X}, {"x": X}))
     lines = text.split("\n")
-    assert lines[0] == "mul: its operands are a DTensor and a plain tensor"
+    assert lines[0] == "mul: the op has a DTensor and a plain tensor as operands"
     shape = (4, 2) if transform == "jit" else (2, 2)
     assert f"  argument {plain}: a plain tensor of shape {shape}" in lines
     made = next(line for line in lines if "placed, made at" in line)
@@ -76,7 +76,7 @@ def test_a_dtensor_argument_and_a_plain_one_are_named() -> None:
         fn = sf.jit(lambda a, b: (a + b).to_local(), backend="aten")
         text = refused(sf.CaptureError, lambda: fn(X, d))
         assert text == (
-            """add: its operands are a DTensor and a plain tensor
+            """add: the op has a DTensor and a plain tensor as operands
   argument a: a plain tensor of shape (4, 2)
   argument b: a DTensor of shape (4, 2)
   try: DTensor.from_local(a, mesh, placements) for each rank's own, distribute_tensor(a, mesh, \

@@ -283,7 +283,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda mesh: sf.jit(
             lambda x: DTensor.from_local(x, mesh["dp"], [S]) + DTensor.from_local(x, mesh, [S, R])
         )(X),
-        """add: its operands are DTensors on the axes (dp) and (dp, tp)
+        """add: the op has DTensors as operands on the axes (dp) and (dp, tp)
   needed: one mesh
   try: DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh""",
     ),

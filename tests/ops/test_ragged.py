@@ -83,9 +83,9 @@ def test_a_rank_that_receives_too_many_rows_is_named_with_its_bound() -> None:
     with pytest.raises(sf.CapacityError) as caught:
         check_counts(COUNTS, 5, 4)
     assert str(caught.value) == (
-        "ragged_all_to_all, rows: rank 1 of the axis receives 5 rows, and can take 4\n"
+        "ragged_all_to_all, rows: rank 1 of the axis receives 5 rows, and has room for 4\n"
         "  needed: a bound of 5 or more\n"
-        "  try: rows=5, or rows=None for the most that can come"
+        "  try: rows=5, or rows=None for the largest number that can arrive"
     )
     error = caught.value
     assert (error.rank, error.received, error.bound) == (1, 5, 4)
@@ -106,7 +106,7 @@ def test_checked_counts_are_the_counts_under_vmap_too() -> None:
     counts = torch.stack([COUNTS, COUNTS.T], 2)
     got = torch.func.vmap(lambda c: checked_counts(c, 5, 6), 2, 2)(counts)
     assert torch.equal(got, counts)
-    with pytest.raises(sf.CapacityError, match="receives 5 rows, and can take 4"):
+    with pytest.raises(sf.CapacityError, match="receives 5 rows, and has room for 4"):
         torch.func.vmap(lambda c: checked_counts(c, 5, 4), 2)(counts)
 
 

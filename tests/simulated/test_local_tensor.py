@@ -152,7 +152,7 @@ def test_reading_a_tensor_without_values_says_why_there_is_none(case: str) -> No
         READS[case](UnreadTensor(torch.ones(3, 2)))
     where, said = str(error.value).split(": ", 1)
     assert said == (
-        "a value is read in a world with numerics=False, which computes none\n"
+        "a value is read in a world without values (numerics=False)\n"
         "  try: fake_world(n, numerics=True) computes true values"
     )
     assert where

@@ -50,7 +50,7 @@ def test_a_mesh_on_which_nothing_fits_is_said() -> None:
     found = sf.plan(sgd(loss), *WIDE, meshes=[(2,), (8,)], memory="1GiB")
     assert [plan.axes.sizes for plan in found.rows] == [(8,)]
     (refused,) = found.refused
-    assert refused.axes.sizes == (2,) and refused.why.startswith("the least is ")
+    assert refused.axes.sizes == (2,) and refused.why.startswith("the smallest peak is ")
     assert [*refused] == [refused.axes, refused.why] and found.plans is found.rows
     assert f"{refused.axes}: the least is" in str(found)
 

@@ -421,7 +421,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a schedule and microbatches": (
         lambda: sf.sweep(step, *FULL, meshes=ONE, pipelines=OF_TWO, microbatches=[1]),
-        "sweep(step), microbatches: a schedule has a number of microbatches of its own",
+        "sweep(step), microbatches: a schedule has its own number of microbatches",
     ),
     "no axis for the schedule": (
         lambda: sf.sweep(by_schedule, PARAMS, X, meshes=ONE, pipelines=OF_TWO, remat=REMAT),

@@ -134,7 +134,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "gradients in float16": (
         lambda: SCALER.unscale({"n": 1, "w": torch.ones(2).half()}, SCALER.init()),
         "loss_scale.unscale: grads['w'] is torch.float16\n"
-        "  needed: gradients of parameters in float32: in float16 small ones become 0\n"
+        "  needed: gradients of parameters in float32: in float16 small gradients become 0\n"
         "  try: sf.mixed_precision(fn, compute=torch.float16), whose parameters are float32",
     ),
 }

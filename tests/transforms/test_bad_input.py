@@ -194,7 +194,7 @@ def not_scalar(x: torch.Tensor) -> torch.Tensor:
 CAPTURE = {
     branches: ("it branches on a tensor's value", "torch.where(condition, a, b)"),
     stores: (
-        "it changes something outside of itself: LOG",
+        "the function changes an object outside of itself: LOG",
         "return the new value instead of storing it",
     ),
     reads: (
@@ -223,7 +223,7 @@ def test_a_function_that_is_not_one_pure_graph(fn: Callable[..., Any]) -> None:
 def test_a_function_that_writes_to_its_argument() -> None:
     error, text = refusal(sf.CaptureError, lambda: sharded(mutates, P("dp"))(X))
     fix = "return the new value, or write to a copy: x.clone()"
-    needed = "a function that only returns"
+    needed = "a function without side effects"
     assert text == (
         "shard(mutates), argument x: the function writes to it in place\n  at: HERE\n  "
         f"needed: {needed}\n  try: {fix}"
@@ -237,7 +237,7 @@ def test_a_function_that_changes_its_argument_tree() -> None:
     _, text = refusal(sf.CaptureError, lambda: sharded(mutates_tree)(p))
     fix = "return the new value instead of storing it"
     assert text == (
-        "shard(mutates_tree): it changes something outside of itself: argument p\n  at: "
+        "shard(mutates_tree): the function changes an object outside of itself: argument p\n  at: "
         f"HERE\n{PURE}\n  try: {fix}"
     )
     assert p["a"] is X

@@ -219,7 +219,7 @@ def test_bad_input_is_refused_by_name() -> None:
             sf.init(build, mesh, P())
         with pytest.raises(TreeError, match=r"init\(_holding\): scale is a tensor"):
             sf.init(_holding, mesh, P(), KEY)
-        with pytest.raises(TreeError, match="'bias2' fits no parameter and no buffer"):
+        with pytest.raises(TreeError, match="'bias2' matches no parameter and no buffer"):
             sf.init(build, mesh, {"bias2": P("dp")}, KEY)
         with pytest.raises(TreeError, match="it returns a list"):
             sf.init(lambda: [1], mesh, P(), KEY)  # type: ignore[arg-type, return-value]

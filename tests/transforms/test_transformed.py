@@ -428,7 +428,7 @@ def test_storing_a_traced_value_is_refused_or_done(where: str, name: str) -> Non
     place = parts.get(where, where)
     said = HERE.sub("HERE", str(caught.value)).splitlines()
     called = getattr(fn, "__name__", "Keeps")
-    assert said[0] == f"{verb}({called}): it changes something outside of itself: {place}"
+    assert said[0] == f"{verb}({called}): the function changes an object outside of itself: {place}"
     assert said[-2:] == [PURE, "  try: return the new value instead of storing it"]
     assert not LEAKED and not STATE and LEAKS["last"].last is None
 

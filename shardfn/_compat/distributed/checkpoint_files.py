@@ -67,7 +67,7 @@ class _Reader(pickle.Unpickler):
             return dtype_of(name)
         if f"{module}.{name}" in RECORDS:
             return _Record
-        raise pickle.UnpicklingError(f"{module}.{name} in place of a record")
+        raise pickle.UnpicklingError(f"{module}.{name} instead of a record")
 
     def persistent_load(self, pid: Any) -> Any:
         return pid

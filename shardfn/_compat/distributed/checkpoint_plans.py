@@ -205,7 +205,7 @@ def sizes_of(x: Any) -> tuple[int, ...]:
         TypeError, ValueError: something else.
     """
     if not all(type(n) is int and n >= 0 for n in x):
-        raise ValueError(f"{x!r} in place of sizes")
+        raise ValueError(f"{x!r} instead of sizes")
     return tuple(x)
 
 
@@ -217,5 +217,5 @@ def dtype_of(name: Any) -> torch.dtype:
     """
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} in place of a dtype")
+        raise ValueError(f"{name!r} instead of a dtype")
     return dtype

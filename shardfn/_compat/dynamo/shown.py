@@ -136,7 +136,7 @@ def _number(proxy: Any) -> Traced:
         return Traced(torch.fx.Proxy(node.args[0], proxy.tracer), is_number=True)
     raise CaptureError.of(
         "print",
-        "it shows a number that is computed from a tensor's value",
+        "the function prints a number that is computed from a tensor's value",
         needed="tensors, or x.item() itself",
         fix="compute with tensors: x / n in place of x.item() / n",
         source=user_line(),

@@ -154,7 +154,7 @@ def _range(item: Any, tx: Any) -> tuple[Any, int, int]:
             return start, max(-(-(size - first) // stride), 0), stride
     raise CaptureError.of(
         "a slice",
-        "its size depends on the value of a tensor",
+        "the size of the slice depends on a tensor value",
         needed="a size that is a number: x[t:t + 2]",
         fix="x[t:t + n] with n a number, or torch.where over all of x",
         source=user_line(),

@@ -91,7 +91,7 @@ def _refuse_closed_over(rule: Rule, level: _compat.Level, free: Tensors) -> None
     if any(level.moves(x) for x in free):
         raise CaptureError.of(
             rule.name,
-            "it closes over a value that is differentiated",
+            "the function closes over a value that is differentiated",
             fix="pass the value as an argument, and give its derivative in the rule",
         )
 
@@ -136,7 +136,7 @@ class ReverseRule(Rule):
     ) -> list[torch.Tensor]:
         raise CaptureError.of(
             self.name,
-            "it has a rule for reverse mode only, and is differentiated in forward mode",
+            "the function has only a reverse-mode rule, and is differentiated in forward mode",
             fix="use sf.custom_jvp, whose rule serves both modes",
         )
 

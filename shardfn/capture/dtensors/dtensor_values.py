@@ -166,7 +166,9 @@ class DTensors:
         if not isinstance(found, DTensor) and name in replaced_calls.OURS:
             return None
         if not isinstance(found, DTensor):
-            raise CaptureError.of(f"DTensor.{name}", "the placements are not known here", fix=FIX)
+            raise CaptureError.of(
+                f"DTensor.{name}", "the placements are not known at this point", fix=FIX
+            )
         return dtensor_placements_text(found)
 
     @_compat.located

@@ -128,7 +128,7 @@ def group_rank(what: str, group: Any, rank: int | None) -> int:
     raise CaptureError.of(
         what,
         f"{which} has another number on each rank, or none, in a group of a mesh axis",
-        needed="one number on all ranks",
+        needed="the same number on all ranks",
         fix="use group_src= and group_dst= of the collective, or dist.get_rank(group)",
     )
 
@@ -184,9 +184,9 @@ def is_rank_outside(what: str, group: Any) -> bool:
         return False
     raise CaptureError.of(
         what,
-        "some ranks are in the group, and others are not",
-        needed="one answer on all ranks",
-        fix="ask outside of the function, or use the group of a mesh axis: mesh.get_group(axis)",
+        "only some ranks are in the group",
+        needed="the same answer on all ranks",
+        fix="call it outside of the function, or use mesh.get_group(axis), of one mesh axis",
     )
 
 

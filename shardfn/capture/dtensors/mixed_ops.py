@@ -81,7 +81,7 @@ def refuse_mixed(
             "outside of shard_map both are global then"
         )
     raise CaptureError.of(
-        name_of(node), "its operands are a DTensor and a plain tensor", *names, fix=fix
+        name_of(node), "the op has a DTensor and a plain tensor as operands", *names, fix=fix
     )
 
 
@@ -113,7 +113,7 @@ def refuse_two_meshes(
         names = " and ".join(f"({', '.join(axes)})" for axes in dict.fromkeys(meshes))
         raise CaptureError.of(
             name_of(node),
-            f"its operands are DTensors on the axes {names}",
+            f"the op has DTensors as operands on the axes {names}",
             needed="one mesh",
             fix="DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh",
         )
@@ -133,7 +133,7 @@ def _refuse_global(node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bo
         name = (call.public or name_of(node)) if call else "DTensor.from_local"
         raise CaptureError.of(
             name,
-            "its operand is a DTensor",
+            "the op has a DTensor as operand",
             needed="each rank's own tensor",
             fix="pass x.to_local(), or x.redistribute(mesh, placements)",
         )

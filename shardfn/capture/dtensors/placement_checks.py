@@ -334,7 +334,7 @@ def refuse_unknown(what: str, placed: str | None) -> None:
     if wrong:
         raise PlacementError.of(
             what,
-            f"torch has placed the DTensor as {', '.join(wrong)}",
+            f"torch has given the DTensor the placement {', '.join(wrong)}",
             needed="Shard or Replicate",
             fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
         )

@@ -121,7 +121,7 @@ def _refused(node: torch.fx.Node, name: str, of: str, also: str = "") -> Capture
     return CaptureError.of(
         name,
         f"{name_of(node)} writes to the memory of {of}",
-        needed="a function that only returns",
+        needed="a function without side effects",
         fix=f"return the new value, or write to a copy: x.clone(){also}",
         source=sources.user_line(node),
     )

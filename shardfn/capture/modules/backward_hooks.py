@@ -142,7 +142,7 @@ def hooked_module(
         if calls_ranks([hook]):
             raise CaptureError.of(
                 f"a backward hook of {name}",
-                "it communicates or asks for its rank",
+                "the code communicates or reads its rank",
                 needed="a function of gradients alone",
                 fix="call the collective on the gradients that sf.grad returns, or on a result: "
                 "y = sf.psum(y, axis)",

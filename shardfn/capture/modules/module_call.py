@@ -154,7 +154,7 @@ class PureModule:
         if changes:
             raise CaptureError.of(
                 self.name,
-                f"it changes something outside of itself: {', '.join(changes)}",
+                f"the function changes an object outside of itself: {', '.join(changes)}",
                 fix="use self.register_buffer(...) for state that changes, or return the new value",
                 source=stored_at(module, changes[0]),
             )

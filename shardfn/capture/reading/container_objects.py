@@ -115,7 +115,7 @@ def refuse_lost(name: str, kinds: list[str]) -> None:
     if kinds:
         raise CaptureError.of(
             name,
-            f"it changes its argument, a {kinds[0]}, and the caller would not see it",
+            f"the function changes its argument, a {kinds[0]}, and the caller would not see this",
             needed="a function that returns what it changes",
             fix=f"return the {kinds[0]}, and use the returned one from then on",
         )

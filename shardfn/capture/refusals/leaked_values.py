@@ -50,8 +50,8 @@ class WatchedFunctions:
             if not all(_is_as_before(place, old) for place, old in before):
                 raise CaptureError.of(
                     owner,
-                    "it changes something outside of itself",
-                    needed="a function that only returns",
+                    "the function changes an object outside of itself",
+                    needed="a function without side effects",
                 )
 
     def rewind(self) -> None:
@@ -127,7 +127,7 @@ def leaked(where: str) -> CaptureError:
     """The error for a traced value that is used after its trace."""
     return CaptureError.of(
         where,
-        "a traced value that was stored, and has no value after the trace",
+        "the tensor was stored during a capture, and has no value after it",
         needed="a tensor with a value",
         fix="return the value from the function that computes it",
     )

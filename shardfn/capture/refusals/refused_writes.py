@@ -70,7 +70,7 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
         if str(getattr(node.target, "namespace", "")).strip("_").startswith("c10d"):
             raise CaptureError.of(
                 name,
-                f"it communicates by itself: {node.target}",
+                f"the function calls a collective itself: {node.target}",
                 needed="a function of global tensors",
                 fix=ALONE,
                 **origin_of(node),
@@ -126,7 +126,12 @@ def refuse_mutation(
         got = "the function writes to it in place"
         got, fix = WRITERS.get(node.target, (got, fix))
         raise CaptureError.of(
-            where, got, needed="a function that only returns", fix=fix, source=source, arg_path=path
+            where,
+            got,
+            needed="a function without side effects",
+            fix=fix,
+            source=source,
+            arg_path=path,
         )
     return writes
 
@@ -148,7 +153,7 @@ def refuse_windows(node: torch.fx.Node, name: str) -> None:
         if isinstance(value, torch.fx.Node) and _is_windowed(value):
             raise CaptureError.of(
                 name,
-                "it writes through windows that overlap or leave elements out",
+                "the function writes through windows that overlap or omit elements",
                 needed="writes to views whose elements are each in memory once",
                 fix="compute the new value: torch.where, x.index_add, or slices such as x[::2]",
                 source=sources.user_line(node),

@@ -70,7 +70,7 @@ CAUSES = (
     ("HigherOrderOperator custom_function_call", *CUSTOM_OP),  # where it takes a list of tensors
     (
         "side effects happened",
-        "it changes something outside of itself: {places}",
+        "the function changes an object outside of itself: {places}",
         "return the new value instead of storing it",
     ),
     ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
@@ -317,7 +317,7 @@ def _of_foreign_classes(text: str) -> tuple[str, str] | None:
         return (f"it makes a {match[1]} of tensors that a derivative or vmap follows", fix)
     if match := re.search(_compat.COMMUNICATES + r" (\w+);", text):
         known = row_of(match[1])
-        return known or (f"it communicates by itself: {match[1]}", ALONE)
+        return known or (f"the function calls a collective itself: {match[1]}", ALONE)
     if match := re.search(r"unregistered member [\s\S]*?Member '(\w+)'", text):
         return row_of_attribute(match[1])
     asked = (

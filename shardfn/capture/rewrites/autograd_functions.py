@@ -67,7 +67,8 @@ def apply_function(call: Callable[..., Any], function: Function, *args: Any, **k
     if is_of_ranks(function):
         raise CaptureError.of(
             _name(function),
-            "it communicates or asks for its rank, in a functionalized module, which is not read",
+            "the code communicates or reads its rank, in a functionalized module, whose code "
+            "shardfn does not read",
             needed="code that shardfn reads",
             fix="torch.func.functional_call(module, params, args) in place of functionalize",
             source=_replayed_line() or _definition(function),

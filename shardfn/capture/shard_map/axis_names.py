@@ -228,7 +228,7 @@ def _refuse_manual(
     if is_full:
         fix = "one shard_map over these axes"
     raise PlacementError.of(
-        where, f"{', '.join(again or taken)} is manual already, in a shard_map around it", fix=fix
+        where, f"{', '.join(again or taken)} already belongs to an enclosing shard_map", fix=fix
     )
 
 
@@ -290,7 +290,9 @@ def bindings_of(what: str, axis_name: Any) -> Any:
             raise _unbound(what, name, here, tuple(known.values()))
     if len(set(wanted)) < len(wanted):
         raise CaptureError.of(
-            what, f"axis_name is {axis_name!r}, which names an axis twice", needed="each name once"
+            what,
+            f"axis_name is {axis_name!r}, which contains an axis twice",
+            needed="each name once",
         )
     return tuple((b.name, b.size, b.level) for b in (known[name] for name in wanted))
 
@@ -300,7 +302,7 @@ def _unbound(what: str, name: str, here: Scope, bound_names: tuple[Bound, ...]) 
         fix = "call it inside shard_map, or inside vmap(fn, axis_name=...)"
         return CaptureError.of(
             f"{what} over {name!r}",
-            "it is outside of any shard_map, so no axis name is bound",
+            "the call is outside of any shard_map, so no axis name is bound",
             fix=fix,
         )
     kind = lambda b: "mesh axis" if b.level == MESH else "mapped by vmap"
@@ -308,7 +310,10 @@ def _unbound(what: str, name: str, here: Scope, bound_names: tuple[Bound, ...]) 
     if here.mesh is not None and name in axes_of(here.mesh).names:
         fix = f"axis_names with {name!r} in the shard_map around it"
         return CaptureError.of(
-            what, f"{name!r} is a mesh axis that is not manual here", f"bound are {listed}", fix=fix
+            what,
+            f"{name!r} is a mesh axis that no enclosing shard_map uses",
+            f"bound are {listed}",
+            fix=fix,
         )
     fix = suggest_name(name, [b.name for b in bound_names])
     return CaptureError.of(what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix)
@@ -357,7 +362,7 @@ def check_placed(
         fix = "leave it to in_placements and out_placements, or to axis_names without it"
         raise PlacementError.of(
             where,
-            f"{spec} names {', '.join(wrong)}, which is manual in the shard_map around it",
+            f"{spec} names {', '.join(wrong)}, which belongs to an enclosing shard_map",
             fix=fix,
         )
 

@@ -168,7 +168,7 @@ def _check_axis_names(spec: P, manual: MeshAxes) -> None:
     others = [n for n in names if n in mesh_axes.names and n not in manual.names]
     if others:
         why = (
-            "is manual already, in a shard_map around it"
+            "already belongs to an enclosing shard_map"
             if others[0] in current_scope().manual
             else "is not one of its axis_names"
         )

@@ -858,7 +858,7 @@ def _refuse_collectives(body: Body) -> None:
     """Refuse collectives in a rule for forward mode."""
     for node in body.calls:
         raise CaptureError.of(
-            "a function with a rule of its own",
+            "a function with a custom rule",
             f"it calls {node.target.__name__}",
             fix="call the collective before or after it",
             source=sources.user_line(node),
@@ -945,7 +945,7 @@ def _refuse_partial_write(
         lost = axes & inner.facts(written) - inner.facts(others)
         if lost and any(_is_reduced(x, lost) for x in _origins(others, lost)):
             raise CaptureError.of(
-                "a function with a rule of its own",
+                "a function with a custom rule",
                 "its backward writes the result of a collective into a part of a tensor",
                 fix="call the collective on a separate tensor: g = g.clone(); dist.all_reduce(g)",
                 source=sources.user_line(node),

@@ -243,7 +243,7 @@ class Search:
 
         Args:
             start: placements, whose program the first walk observes.
-            limits: bytes of a rank, for each axis. None: the least is looked for.
+            limits: bytes of a rank, for each axis. None: the smallest peak is looked for.
         """
         walk, first = self.run_walk(start)
         observed = ObservedWalk(walk, self.flat.program, first, self.flat)

@@ -107,7 +107,7 @@ def _nothing_fits(traced: Traced, least: Memory, limit: int) -> PlacementError:
     return PlacementError.of(
         f"{traced.request.name}, memory",
         f"no placements found on {traced.placed.axes} fit in {human_bytes(limit)} a rank",
-        f"the least is {human_bytes(least.peak)}{at}: {', '.join(shown)}",
+        f"the smallest peak is {human_bytes(least.peak)}{at}: {', '.join(shown)}",
         fix=f"more ranks, a smaller batch, sf.checkpoint, sf.accumulate, or memory={least.peak}",
         mesh=traced.placed.mesh,
         arg_path="memory",

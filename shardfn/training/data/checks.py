@@ -28,7 +28,7 @@ def check_data(data: Any) -> None:
     if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         raise ShardError.of(
             "loader, data",
-            "its sampler is a DistributedSampler, which shards the samples by itself",
+            "the sampler is a DistributedSampler, which already shards the samples",
             needed="global batches, the same on every rank",
             fix="DataLoader(dataset, batch_size=the size of the global batch, shuffle=True)",
             arg_path="data",

@@ -36,7 +36,7 @@ def refuse_inside() -> None:
     """
     raise CaptureError.of(
         "optim",
-        "it is called inside a captured function",
+        "the call is inside a captured function",
         fix="make the optimizer outside of the function, and close over it",
     )
 
@@ -67,7 +67,7 @@ def check_class(cls: Any) -> None:
     if needed:
         raise CaptureError.of(
             name,
-            f"its step needs an argument: {', '.join(needed)}",
+            f"the optimizer's step needs an argument: {', '.join(needed)}",
             needed="a step of parameters, gradients and state",
             fix="an optimizer whose step() takes no closure",
         )
@@ -291,7 +291,7 @@ def check_unscaled(paths: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
         raise TreeError.of(
             "loss_scale.unscale",
             *wrong,
-            needed="gradients of parameters in float32: in float16 small ones become 0",
+            needed="gradients of parameters in float32: in float16 small gradients become 0",
             fix="sf.mixed_precision(fn, compute=torch.float16), whose parameters are float32",
             arg_path="grads",
         )

@@ -192,7 +192,7 @@ def _kind(recipe: Recipe, name: str, x: Any) -> type:
         return type(x)
     raise CaptureError.of(
         recipe.name,
-        f"its state has a {type(x).__name__}: {name!r}",
+        f"the optimizer's state has a {type(x).__name__}: {name!r}",
         needed="a state of tensors and numbers",
         fix=f"store state[{name!r}] as a tensor",
         arg_path=f"state[{name!r}]",
@@ -267,7 +267,7 @@ def _refuse_others(recipe: Recipe, before: State, after: State) -> None:
     if places:
         raise CaptureError.of(
             recipe.name,
-            f"its step changes {', '.join(places)}",
-            needed="an optimizer whose step changes self.state[p] only",
+            f"the optimizer's step changes {', '.join(places)}",
+            needed="an optimizer whose step changes only self.state[p]",
             fix="store values that change in self.state[p][name]",
         )

@@ -128,7 +128,7 @@ class Recipe:
         if kept:
             raise CaptureError.of(
                 self.name,
-                f"it keeps its parameters in {', '.join(kept)}",
+                f"the optimizer keeps its parameters in {', '.join(kept)}",
                 needed="a step of the parameters in self.param_groups",
                 fix="for group in self.param_groups: for p in group['params']: ...",
             )

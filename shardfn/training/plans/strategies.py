@@ -229,7 +229,7 @@ def _ways(where: str, kind: Kind, axis: str, attention: Any, base: Any) -> dict[
         raise PlacementError.of(
             f"{where}, attention",
             f"it is {attention!r}",
-            needed=f'the way of the axis of "context", {of_context!r}',
+            needed=f'a method of sharded attention for the axis of "context", {of_context!r}',
             fix=f"attention={{{of_context!r}: 'ring'}}",
             arg_path="attention",
         )
@@ -320,7 +320,7 @@ def _check_base(
         axis = missing[0]
         raise PlacementError.of(
             f"{where}, base",
-            f"it shards no parameter over {axis!r}",
+            f"base shards no parameter over {axis!r}",
             needed=f"placements such as those of a model's {model_plan}",
             fix=f"base=sf.placements(params, model.{model_plan}, axis={axis!r})",
             arg_path="base",

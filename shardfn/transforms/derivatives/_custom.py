@@ -123,7 +123,7 @@ def check_unruled(name: str, verb: str, count: int) -> None:
     """
     if count:
         fix = f"{verb}(f) again, with the other rule"
-        raise ShardError.of(name, "it has a rule already", fix=fix)
+        raise ShardError.of(name, "the function already has a rule", fix=fix)
 
 
 @_compat.constant_in_graph
@@ -147,4 +147,4 @@ def check_pair(name: str, holds: bool, who: str, wanted: str) -> None:
         TreeError: it has another form.
     """
     if not holds:
-        raise TreeError.of(name, f"{who} returns a result of another form", needed=wanted)
+        raise TreeError.of(name, f"{who} returns a result with another structure", needed=wanted)

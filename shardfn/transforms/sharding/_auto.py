@@ -153,7 +153,7 @@ def _refuse_no_tensor(
     constants = [f"{paths[i]} is a {type(leaves[i]).__name__}" for i in rows]
     raise PlacementError.of(
         f"{name}, in_placements",
-        "sf.auto stands for no tensor, so nothing can be chosen",
+        "sf.auto is given for an argument without tensors, so nothing can be chosen",
         *constants,
         needed="sf.auto for an argument with tensors",
         fix="None for arguments without tensors",

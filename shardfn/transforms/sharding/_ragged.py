@@ -31,7 +31,7 @@ from ._axis_names import (
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 BOUNDS = (
     'rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; rows=None '
-    "for the most that can come, the rows of x of all ranks"
+    "for the largest number that can arrive, the rows of x of all ranks"
 )
 
 

@@ -285,7 +285,7 @@ def refuse_reads(
         named = ", ".join(_place_text(place) for place in stores)
         raise CaptureError.of(
             request.name,
-            f"it reads what an earlier call has stored: {named}",
+            f"the function reads a value that an earlier call has stored: {named}",
             needed="one pure graph of tensor ops",
             fix="return the value, and pass it to the next call",
             source=getattr(error, "source", None),

@@ -53,7 +53,9 @@ def test_labels_outside_of_the_context_and_of_other_placements() -> None:
         torch.testing.assert_close(out.shards[3], F.cross_entropy(X, LABELS))
         with pytest.raises(sf.PlacementError, match="plain labels, with logits"):
             sf.jit(inside, backend="aten")(both, LABELS)
-        with pytest.raises(sf.CaptureError, match="its operands are a DTensor and a plain tensor"):
+        with pytest.raises(
+            sf.CaptureError, match="the op has a DTensor and a plain tensor as operands"
+        ):
             sf.jit(after, backend="aten")(classes, LABELS)
         placed = distribute_tensor(LABELS, mesh, [Shard(0), Replicate()])
         out = sf.jit(inside, backend="aten")(both, placed)

@@ -68,7 +68,7 @@ def strided(x: Any, mesh: Any) -> Any:
 CASES: dict[str, Case] = {
     "a DTensor and a plain tensor": (
         lambda x, mesh: from_local(x, mesh) + x[:1],
-        f"""add: its operands are a DTensor and a plain tensor
+        f"""add: the op has a DTensor and a plain tensor as operands
   placed, made at {HERE}: a DTensor of shape (8, 2)
   getitem, made at {HERE}: a plain tensor of shape (1, 2)
   try: DTensor.from_local(plain, mesh, placements) for each rank's own, \
@@ -105,7 +105,7 @@ are not determined
     ),
     "shards that are not in one place": (
         strided,
-        """DTensor.to_local: torch has placed the DTensor as _StridedShard over dp
+        """DTensor.to_local: torch has given the DTensor the placement _StridedShard over dp
   needed: Shard or Replicate
   try: x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
     ),
@@ -234,7 +234,7 @@ differs between ranks
         lambda x, mesh: (dist.all_reduce(x), x)[1],
         """jit(<lambda>): copy_ writes to the memory of an argument or a \
 closed-over tensor
-  needed: a function that only returns
+  needed: a function without side effects
   try: return the new value, or write to a copy: x.clone(); for the buffers of a module: fn, \
 params, buffers = sf.functionalize(module), whose fn returns their new values, or where \
 parameters are DTensors torch.func.functional_call(module, buffers, args) of clones, which the \
@@ -243,36 +243,36 @@ function returns""",
     "a write to the local tensor of a DTensor": (
         written,
         """jit(<lambda>): add_ writes to the memory of a DTensor
-  needed: a function that only returns
+  needed: a function without side effects
   try: return the new value, or write to a copy: x.clone()""",
     ),
     "a write to what a DTensor was made of": (
         written_after,
         """jit(<lambda>): add_ writes to the memory of a DTensor
-  needed: a function that only returns
+  needed: a function without side effects
   try: return the new value, or write to a copy: x.clone()""",
     ),
     "a write to a DTensor whose local tensor is read later": (
         written_before_it_is_read,
         """jit(<lambda>): add_ writes to the memory of a DTensor
-  needed: a function that only returns
+  needed: a function without side effects
   try: return the new value, or write to a copy: x.clone()""",
     ),
     "a write to a DTensor by another name": (
         written_through_its_double,
         """jit(<lambda>): mul_ writes to the memory of a DTensor
-  needed: a function that only returns
+  needed: a function without side effects
   try: return the new value, or write to a copy: x.clone()""",
     ),
     "a DTensor made of a DTensor": (
         lambda x, mesh: from_local(from_local(x, mesh), mesh),
-        """DTensor.from_local: its operand is a DTensor
+        """DTensor.from_local: the op has a DTensor as operand
   needed: each rank's own tensor
   try: pass x.to_local(), or x.redistribute(mesh, placements)""",
     ),
     "a collective of a DTensor": (
         lambda x, mesh: sf.psum(from_local(x, mesh), "dp"),
-        """psum: its operand is a DTensor
+        """psum: the op has a DTensor as operand
   needed: each rank's own tensor
   try: pass x.to_local(), or x.redistribute(mesh, placements)""",
     ),

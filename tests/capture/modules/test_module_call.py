@@ -299,7 +299,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "attributes": (
         lambda: nn.Sequential(Keeps()),
         (
-            "functionalize(Sequential): it changes something outside of itself: 0.calls, "
+            "functionalize(Sequential): the function changes an object outside of itself: 0.calls, "
             f"0.last, 0.seen\n  at: HERE\n  try: {BUFFER}"
         ),
     ),
@@ -307,7 +307,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "argument": (
         lambda: module_of(lambda x: x.mul_(2)),
         "functionalize(Wrapped), argument x: the function writes to it in place\n  at: HERE\n"
-        "  needed: a function that only returns\n  try: return the new value, or write "
+        "  needed: a function without side effects\n  try: return the new value, or write "
         "to a copy: x.clone()",
     ),
     "rank": (

@@ -19,7 +19,7 @@ from shardfn.capture.refusals import data_dependent
 
 X = torch.arange(6.0, dtype=torch.float64)
 GENERATOR = "it reads or seeds a generator of random numbers"
-CHANGES = "it changes something outside of itself: "
+CHANGES = "the function changes an object outside of itself: "
 VALUE = "it branches on a tensor's value"
 COUNT = 0
 SEEN: dict[str, Any] = {}

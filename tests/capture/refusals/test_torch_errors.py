@@ -31,7 +31,7 @@ def test_changed_objects_have_the_users_names() -> None:
     changed = lambda said, paths=(), read=None: told(
         f"side effects happened {said}", paths, read
     ).splitlines()[0]
-    start = "f: it changes something outside of itself: "
+    start = "f: the function changes an object outside of itself: "
     assert changed("L['args'][1]", ["x['w']", "y[0]"]) == f"{start}argument y"
     assert changed("L['args'][7]", ["x"]) == f"{start}argument 7"
     assert changed("G['total']") == f"{start}total"
@@ -46,7 +46,7 @@ def test_an_object_is_reached_from_the_function() -> None:
         return held, other
 
     text = told("side effects happened L['fn'].__closure__[1].cell", (), reads)
-    assert text.startswith("f: it changes something outside of itself: other")
+    assert text.startswith("f: the function changes an object outside of itself: other")
     text = told("side effects happened L['fn'].parts[0]", (), held)
     assert "an attribute of SimpleNamespace" in text
     text = told("side effects happened L['fn'].parts[0].total", (), held)
@@ -64,7 +64,7 @@ FOREIGN = {
     f"{_compat.MADE_OF_FOLLOWED} Odd;": (
         "it makes a Odd of tensors that a derivative or vmap follows"
     ),
-    f"{_compat.COMMUNICATES} all_reduce;": "it communicates by itself: all_reduce",
+    f"{_compat.COMMUNICATES} all_reduce;": "the function calls a collective itself: all_reduce",
     "'FakeTensor' object has no attribute 'full_tensor'": (
         "it asks for .full_tensor of a global tensor, which is not a DTensor inside"
     ),

@@ -114,7 +114,7 @@ def test_wrong_names_are_told_the_right_ones(here: Any) -> None:
     assert text.startswith("psum over 'dp': it is outside of any shard_map")
     assert "inside vmap(fn, axis_name=...)" in text
     names.enter_mesh("f", None, ("dp",))
-    assert "'tp' is a mesh axis that is not manual here" in bound("tp")
+    assert "'tp' is a mesh axis that no enclosing shard_map uses" in bound("tp")
     text = bound("ddp")
     assert "no axis is called 'ddp'" in text
     assert "bound are 'dp' (mesh axis, size 2)" in text

@@ -58,17 +58,17 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "garbage": (b"garbage", "UnpicklingError"),
     "empty": (b"", "EOFError"),
     "another object": (pickle.dumps([1, 2]), "AttributeError"),
-    "a call": (pickle.dumps(_Runs(os.abort)), "abort in place of a record"),
-    "a call of torch's": (b"ctorch\ncompile\n)R.", "'compile' in place of a dtype"),
-    "a call beside records": (b"ctorch.serialization\nload\n)R.", "load in place of a record"),
+    "a call": (pickle.dumps(_Runs(os.abort)), "abort instead of a record"),
+    "a call of torch's": (b"ctorch\ncompile\n)R.", "'compile' instead of a dtype"),
+    "a call beside records": (b"ctorch.serialization\nload\n)R.", "load instead of a record"),
     "a call in a field": (
         pickle.dumps(Metadata({}, planner_data=_Runs(os.abort))),
-        "abort in place of a record",
+        "abort instead of a record",
     ),
     "a class that is changed": (_set_on_class(), "TypeError"),
     "nothing in it": (pickle.dumps(Metadata({})), "AttributeError"),
     "nested deeply": (b"(" * 100_000 + b"t" * 100_000 + b".", "AttributeError"),
-    "an attribute of a dtype": (b"ctorch\nfloat32.to\n.", "in place of a dtype"),
+    "an attribute of a dtype": (b"ctorch\nfloat32.to\n.", "instead of a dtype"),
 }
 
 
@@ -93,8 +93,8 @@ def _place(metadata: Any, **changes: Any) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "negative sizes": (lambda m: _tensor(m, size=(-2, 3)), "in place of sizes"),
-    "sizes of text": (lambda m: _tensor(m, size="23"), "in place of sizes"),
+    "negative sizes": (lambda m: _tensor(m, size=(-2, 3)), "instead of sizes"),
+    "sizes of text": (lambda m: _tensor(m, size="23"), "instead of sizes"),
     "other dims": (lambda m: _chunk(m, offsets=(0,)), "a chunk"),
     "out of bounds": (lambda m: _chunk(m, offsets=(1, 0)), "out of bounds"),
     "a part": (lambda m: _chunk(m, sizes=(1, 3)), "tensor-volume"),
@@ -104,11 +104,11 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "no dtype": (
         lambda m: setattr(m.state_dict_metadata["w"].properties, "dtype", "save"),
-        "'save' in place of a dtype",
+        "'save' instead of a dtype",
     ),
     "in no file": (lambda m: m.storage_data.pop(W), "is in no file"),
     "another folder": (lambda m: _place(m, relative_path="../x"), "outside of the folder"),
-    "a negative place": (lambda m: _place(m, offset=-1), "in place of sizes"),
+    "a negative place": (lambda m: _place(m, offset=-1), "instead of sizes"),
     "an extension": (lambda m: _place(m, transform_descriptors=["zstd"]), "an extension"),
 }
 

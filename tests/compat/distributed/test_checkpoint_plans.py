@@ -64,8 +64,8 @@ def test_each_chunk_is_written_once(tmp_path: Path) -> None:
 
 
 ROWS = {
-    "in place of sizes": [["x", [0], [-1], [2], "torch.float32"]],
-    "in place of a dtype": [["x", [0], [2], [2], "torch.save"]],
+    "instead of sizes": [["x", [0], [-1], [2], "torch.float32"]],
+    "instead of a dtype": [["x", [0], [2], [2], "torch.save"]],
     "a chunk": [["x", [0], [2, 1], [2], "torch.float32"]],
     "tensor-volume": [["x", [0], [1], [2], "torch.float32"]],
 }

@@ -324,7 +324,7 @@ def test_static_and_donated_positions_that_do_not_fit_say_so() -> None:
         ),
         (
             lambda: sf.jit(fn, donate_argnums=(0, 0)),
-            "donate_argnums is (0, 0), which names an argument twice",
+            "donate_argnums is (0, 0), which contains an argument twice",
         ),
         (lambda: sf.jit(fn, donate_argnums=True), "donate_argnums is True"),
         (

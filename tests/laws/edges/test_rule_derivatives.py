@@ -112,7 +112,7 @@ def modes(nest: tuple[str, ...]) -> str:
     return "".join(MODES.get(name, "") for name in nest)
 
 
-ONE_MODE = "it has a rule for reverse mode only, and is differentiated in forward mode"
+ONE_MODE = "the function has only a reverse-mode rule, and is differentiated in forward mode"
 TANGENT = "a derivative of its tangent is taken"
 
 

@@ -226,7 +226,7 @@ def test_more_rows_than_a_rank_takes_are_an_error_that_names_the_expert() -> Non
             sharded(params, X.abs())
     text = str(error.value)
     assert text.startswith("shard(fn), p['up']: rank 1 of the axis gets")
-    assert "of them for expert" in text and "and can take 9" in text and "rows=" in text
+    assert "of them for expert" in text and "and has room for 9" in text and "rows=" in text
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         SHARDED,
         P("dp"),
         {},
-        "loader, data: its sampler is a DistributedSampler, which shards the samples by itself\n"
+        "loader, data: the sampler is a DistributedSampler, which already shards the samples\n"
         "  needed: global batches, the same on every rank\n"
         "  try: DataLoader(dataset, batch_size=the size of the global batch, shuffle=True)",
     ),

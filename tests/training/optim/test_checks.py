@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "a closure": (
         lambda: sf.optim(WithClosure),
         sf.CaptureError,
-        ("optim(WithClosure): its step needs an argument: closure",),
+        ("optim(WithClosure): the optimizer's step needs an argument: closure",),
     ),
     "item": (
         lambda: captured(Reads),
@@ -128,22 +128,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "values elsewhere": (
         lambda: sf.optim(Counts).init(PARAMS),
         sf.CaptureError,
-        ("its step changes self.count, param_groups[0]['lr']", "self.state[p][name]"),
+        ("the optimizer's step changes self.count, param_groups[0]['lr']", "self.state[p][name]"),
     ),
     "state elsewhere": (
         lambda: sf.optim(Elsewhere).init(PARAMS),
         sf.CaptureError,
-        ("its step changes self.means, self.steps, self.inner",),
+        ("the optimizer's step changes self.means, self.steps, self.inner",),
     ),
     "parameters elsewhere": (
         lambda: sf.optim(Keeps).init(PARAMS),
         sf.CaptureError,
-        ("it keeps its parameters in self.own, self.inner", "self.param_groups"),
+        ("the optimizer keeps its parameters in self.own, self.inner", "self.param_groups"),
     ),
     "a list": (
         lambda: sf.optim(KeepsALst).init(PARAMS),
         sf.CaptureError,
-        ("its state has a list: 'history'", "a state of tensors and numbers"),
+        ("the optimizer's state has a list: 'history'", "a state of tensors and numbers"),
     ),
     "not a class": (
         lambda: sf.optim(O.SGD([torch.zeros(1)])),  # type: ignore[arg-type]

@@ -294,14 +294,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "tensor parallelism without a plan": (
         ("tensor",),
         {},
-        "strategy('tensor'), base: it shards no parameter over 'tp'\n"
+        "strategy('tensor'), base: base shards no parameter over 'tp'\n"
         "  needed: placements such as those of a model's tp_plan\n"
         "  try: base=sf.placements(params, model.tp_plan, axis='tp')",
     ),
     "expert parallelism without a plan": (
         ("expert",),
         {"axis": "tp"},
-        "strategy('expert'), base: it shards no parameter over 'tp'\n"
+        "strategy('expert'), base: base shards no parameter over 'tp'\n"
         "  needed: placements such as those of a model's ep_plan\n"
         "  try: base=sf.placements(params, model.ep_plan, axis='tp')",
     ),

@@ -93,7 +93,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         sf.CaptureError,
         "scan, argument (a carry, a per-step input or a closed-over value): the function "
         "writes to it in place\n"
-        "  needed: a function that only returns\n  try: return the new value, or write "
+        "  needed: a function without side effects\n  try: return the new value, or write "
         "to a clone(); for the buffers of a module: fn, params, buffers = "
         "sf.functionalize(module), whose fn returns their new values, or where parameters are "
         "DTensors torch.func.functional_call(module, buffers, args) of clones, which the "

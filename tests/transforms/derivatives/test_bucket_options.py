@@ -230,11 +230,11 @@ OTHER: dict[str, Callable[[sf.BucketPlan], Any]] = {
 }
 SAID = {
     "more leaves": [
-        "bucketed_grad(loss), plan: the plan is for other leaves",
+        "bucketed_grad(loss), plan: the bucket plan has other leaves than the function",
         "the plan lacks params['e']",
     ],
     "fewer leaves": [
-        "plan: the plan is for other leaves",
+        "plan: the bucket plan has other leaves than the function",
         "the plan has also params['d']",
         "the plan has also params['b']",
     ],

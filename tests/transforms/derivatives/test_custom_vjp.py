@@ -68,14 +68,15 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: doubled.defvjp(lambda x, y: (x, None), lambda _, g: (g, None)),
         sf.ShardError,
         (
-            "custom_vjp(doubled): it has a rule already\n  try: custom_vjp(f) again, with "
-            "the other rule"
+            "custom_vjp(doubled): the function already has a rule\n  try: custom_vjp(f) again, "
+            "with the other rule"
         ),
     ),
     "fwd returns no pair": (
         lambda: sf.grad(lambda x: with_rule(lambda x: x * 2, lambda r, g: (g,))(x).sum())(X),
         sf.TreeError,
-        "custom_vjp(<lambda>): fwd returns a result of another form\n  needed: (result, residuals)",
+        "custom_vjp(<lambda>): fwd returns a result with another structure\n"
+        "  needed: (result, residuals)",
     ),
     "fwd returns another result": (
         lambda: sf.grad(lambda x: with_rule(lambda x: (x[0], x), lambda r, g: (g,))(x).sum())(X),
@@ -87,7 +88,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "bwd returns no tuple": (
         lambda: sf.grad(lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: g)(x).sum())(X),
         sf.TreeError,
-        "custom_vjp(<lambda>): bwd returns a result of another form\n"
+        "custom_vjp(<lambda>): bwd returns a result with another structure\n"
         "  needed: a tuple of 1 cotangents",
     ),
     "bwd returns another shape": (
@@ -110,7 +111,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a closed-over value that is differentiated": (
         lambda: sf.grad(closing_over)(X),
         sf.CaptureError,
-        "custom_vjp(<lambda>): it closes over a value that is differentiated\n"
+        "custom_vjp(<lambda>): the function closes over a value that is differentiated\n"
         "  try: pass the value as an argument, and give its derivative in the rule",
     ),
 }

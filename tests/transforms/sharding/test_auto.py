@@ -241,12 +241,13 @@ WRONG: dict[str, tuple[Any, str]] = {
     "memory that nothing fits": (
         lambda mesh: sf.shard(torch.sin, mesh, sf.auto, memory=40)(X),
         "shard(sin), memory: no placements found on (dp=2) fit in 40 B a rank\n"
-        "  the least is 136 B: 72 B of arguments, 64 B of results\n"
+        "  the smallest peak is 136 B: 72 B of arguments, 64 B of results\n"
         "  try: more ranks, a smaller batch, sf.checkpoint, sf.accumulate, or memory=136",
     ),
     "no tensor": (
         lambda mesh: sf.shard(torch.mul, mesh, (None, sf.auto))(X, 3),
-        "in_placements: sf.auto stands for no tensor, so nothing can be chosen\n  args[1] is a int",
+        "in_placements: sf.auto is given for an argument without tensors, so nothing can be "
+        "chosen\n  args[1] is a int",
     ),
     "of a result": (
         lambda mesh: sf.shard(torch.sin, mesh, None, sf.auto)(X),

@@ -463,7 +463,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         """ragged_all_to_all over a, rows: got 0, and x has 5 rows
   needed: 1 row or more
   try: rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; \
-rows=None for the most that can come, the rows of x of all ranks""",
+rows=None for the largest number that can arrive, the rows of x of all ranks""",
     ),
     "rows that are a fraction": (
         None,
@@ -472,7 +472,7 @@ rows=None for the most that can come, the rows of x of all ranks""",
         """ragged_all_to_all over a, rows: got 2.5, and x has 5 rows
   needed: 1 row or more
   try: rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; \
-rows=None for the most that can come, the rows of x of all ranks""",
+rows=None for the largest number that can arrive, the rows of x of all ranks""",
     ),
     "rows that are a word": (
         None,
@@ -481,7 +481,7 @@ rows=None for the most that can come, the rows of x of all ranks""",
         """ragged_all_to_all over a, rows: got 'many', and x has 5 rows
   needed: 1 row or more
   try: rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; \
-rows=None for the most that can come, the rows of x of all ranks""",
+rows=None for the largest number that can arrive, the rows of x of all ranks""",
     ),
     "rows that are data": (
         None,
@@ -490,7 +490,7 @@ rows=None for the most that can come, the rows of x of all ranks""",
         """ragged_all_to_all over a, rows: got a tensor, and x has 5 rows
   needed: 1 row or more
   try: rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; \
-rows=None for the most that can come, the rows of x of all ranks""",
+rows=None for the largest number that can arrive, the rows of x of all ranks""",
     ),
 }
 
@@ -536,7 +536,7 @@ WHEN_IT_RUNS: dict[str, tuple[Tensor, type[sf.ShardError], str]] = {
     "more rows than the bound": (
         TOO_MANY,
         sf.CapacityError,
-        "ragged_all_to_all, rows: rank 0 of the axis receives 6 rows, and can take 4",
+        "ragged_all_to_all, rows: rank 0 of the axis receives 6 rows, and has room for 4",
     ),
 }
 

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a name of an axis that is not manual": (
         lambda: mapped(lambda x: sf.psum(x, "tp"), axis_names={"dp"})(X),
         sf.CaptureError,
-        """psum: 'tp' is a mesh axis that is not manual here
+        """psum: 'tp' is a mesh axis that no enclosing shard_map uses
   bound are 'dp' (mesh axis, size 2)
   try: axis_names with 'tp' in the shard_map around it""",
     ),
@@ -78,13 +78,13 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             lambda x: sf.psum(sf.vmap(lambda x: sf.psum(x, "i"), axis_name="i")(x).sum(), "i")
         )(X),
         sf.CaptureError,
-        """psum over 'i': it is outside of any shard_map, so no axis name is bound
+        """psum over 'i': the call is outside of any shard_map, so no axis name is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a collective outside any mesh": (
         lambda: sf.psum(X, "dp"),
         sf.CaptureError,
-        """psum over 'dp': it is outside of any shard_map, so no axis name is bound
+        """psum over 'dp': the call is outside of any shard_map, so no axis name is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a collective in shard alone": (
@@ -92,13 +92,13 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             X
         ),
         sf.CaptureError,
-        """psum over 'dp': it is outside of any shard_map, so no axis name is bound
+        """psum over 'dp': the call is outside of any shard_map, so no axis name is bound
   try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a name twice": (
         named(("dp", "dp")),
         sf.CaptureError,
-        "psum: axis_name is ('dp', 'dp'), which names an axis twice\n  needed: each name once",
+        "psum: axis_name is ('dp', 'dp'), which contains an axis twice\n  needed: each name once",
     ),
     "a name that is none": (
         named(3),
@@ -208,13 +208,13 @@ its axis_names
     "nested over an axis that is manual": (
         lambda: mapped(sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"})(X),
         sf.PlacementError,
-        """shard_map(fn): dp is manual already, in a shard_map around it
+        """shard_map(fn): dp already belongs to an enclosing shard_map
   try: axis_names with the axes that are left""",
     ),
     "nested where none is left": (
         lambda: mapped(sf.shard_map(fn, None, DP, DP))(X),
         sf.PlacementError,
-        """shard_map(fn): dp, tp is manual already, in a shard_map around it
+        """shard_map(fn): dp, tp already belongs to an enclosing shard_map
   try: one shard_map over these axes""",
     ),
     "a nested placement on an axis that is manual": (
@@ -248,7 +248,7 @@ in a shard_map around it
     "constrain on a manual axis": (
         lambda: mapped(lambda x: sf.constrain(x, P(None, "dp")))(X),
         sf.PlacementError,
-        """constrain: P(None, 'dp') names dp, which is manual in the shard_map around it
+        """constrain: P(None, 'dp') names dp, which belongs to an enclosing shard_map
   try: leave it to in_placements and out_placements, or to axis_names without it""",
     ),
     "a pending argument": (

@@ -432,7 +432,9 @@ ASKS += ["truth", "a new key"]
 def test_a_function_that_asks_whether_something_is_stored_is_refused(way: str) -> None:
     net = Cached(way).train(way != "in")
     x = torch.randn(4, 3, dtype=torch.float64)
-    with pytest.raises(sf.CaptureError, match="it reads what an earlier call has stored: ") as got:
+    with pytest.raises(
+        sf.CaptureError, match="the function reads a value that an earlier call has stored: "
+    ) as got:
         sf.jit(net, backend="aten")(x)
     assert got.value.fix == "return the value, and pass it to the next call"
     assert not hasattr(net, "last") and not net.seen

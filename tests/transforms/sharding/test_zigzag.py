@@ -141,9 +141,13 @@ def test_methods_of_a_dtensor_inside_of_a_function() -> None:
         x = sf.distribute(X, mesh, P(None, sf.zigzag("cp")))
         back = sf.jit(lambda x: x.redistribute(mesh, [Shard(0)]) * 2, backend="aten")(x)
         assert back.placements == (Shard(0),) and torch.equal(sf.full(back), X * 2)
-        with pytest.raises(sf.PlacementError, match="torch has placed the DTensor as Zigzag"):
+        with pytest.raises(
+            sf.PlacementError, match="torch has given the DTensor the placement Zigzag"
+        ):
             sf.jit(lambda x: x.to_local() * 2)(x)
-        with pytest.raises(sf.CaptureError, match="torch has placed the DTensor as Zigzag over cp"):
+        with pytest.raises(
+            sf.CaptureError, match="torch has given the DTensor the placement Zigzag over cp"
+        ):
             sf.jit(lambda x: x.sin().to_local())(x)
         strided = sf.distribute(X, mesh, P(None, "cp*2"))
         with pytest.raises(sf.CaptureError, match="has placed the DTensor as _StridedShard over"):
