@@ -5,6 +5,7 @@ python -m bench.models [NAME ...]
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from collections.abc import Callable
@@ -30,6 +31,7 @@ COLUMNS = (
     "`loss.backward()`",
     "2 processes",
 )
+OF_PARAMETERS = {"tp", "dp x tp", "dp x ep", "sequence"}  # columns of the second table
 HEAD = """# Models
 
 Each model is small and has random weights. The model is in training mode, with its dropout, and is
@@ -39,8 +41,9 @@ parameter, the buffers, and the parameters after the step. The comparison is in 
 parts that do not support float64 are compared in float32. `make models` also writes this page
 (torch {torch}, transformers {hub}).
 
-Each column of the table is a layout in a fake world. A cell lists the collectives that one step
-sends, before gradients are put into buckets:
+Each column of the two tables is a layout in a fake world. A cell lists the collectives that one
+step sends, before gradients are put into buckets: AG is an all-gather, AR an all-reduce, RS a
+reduce-scatter, A2A an all-to-all.
 
 - data parallel: The 4 ranks have replicated parameters and 6 examples, which 4 does not divide.
 - fully sharded: On 4 ranks, every parameter is sharded on its first dim.
@@ -100,22 +103,30 @@ def line(cells: Any) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def table(rows: list[list[str]], names: set[str]) -> str:
+    """The columns of these names, after the name of the model."""
+    places = [0, *(i for i, name in enumerate(COLUMNS) if name in names)]
+    head = [COLUMNS, ["---"] * len(COLUMNS)]
+    return "\n".join(line(row[i] for i in places) for row in [*head, *rows])
+
+
 def main(names: list[str]) -> None:
     """Try the models of these names, or all, and write the page if all are tried."""
     import transformers
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    table = [line(COLUMNS), line("---" for _ in COLUMNS)]
+    rows: list[list[str]] = []
     for model in MODELS:
         if not names or model.name in names:
-            table.append(line(row(model)))
-            print(table[-1], flush=True)
+            rows.append(row(model))
+            print(line(rows[-1]), flush=True)
     if not names:
         head = HEAD.format(torch=torch.__version__, hub=transformers.__version__)
         with open("docs/models.md", "w") as page:
-            page.write(head + "\n".join(table) + "\n")
-    if any("Error: " in text or "silent" in text for text in table):
+            page.write(f"{head}{table(rows, {*COLUMNS[1:]} - OF_PARAMETERS)}\n\n")
+            page.write(f"{table(rows, OF_PARAMETERS)}\n")
+    if any("Error: " in text or "silent" in text for text in itertools.chain(*rows)):
         sys.exit("some models are wrong or refused")
 
 

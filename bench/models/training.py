@@ -20,6 +20,7 @@ SEED = 3
 # a first step divides a gradient by its size and eps: a small eps makes rounding large
 ADAMW = {"lr": 1e-3, "eps": 1e-3}
 FLOAT32 = {"rtol": 1e-3, "atol": 1e-4}
+SHORT = {"all_gather": "AG", "all_reduce": "AR", "reduce_scatter": "RS", "all_to_all": "A2A"}
 
 
 class Step(NamedTuple):
@@ -115,7 +116,7 @@ class Training:
         loss, grads, buffers, params = sf.full(lowered.compile()(*arguments))
         self.compare(loss, grads, buffers, params)
         kinds = collections.Counter(c.kind for c in lowered.collectives)
-        sent = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
+        sent = ", ".join(f"{n} {SHORT.get(kind, kind)}" for kind, n in sorted(kinds.items()))
         return middle - start, end - middle, sent
 
     def by_backward(self, scheme: Scheme) -> None:

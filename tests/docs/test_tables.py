@@ -14,7 +14,7 @@ COLUMNS = 160  # of a row, as it is read: without the targets of links
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"^<!-- table of .*?^<!-- end of .*?$", re.DOTALL | re.MULTILINE)
 TARGET = re.compile(r"\]\([^)]*\)")
-WRITTEN = ("models.md", "logs")  # commands write these, and the tables between comments
+WRITTEN = ("logs",)  # commands write these, and the tables between comments
 
 PAGES = [page for page in sorted(Path(ROOT, "docs").rglob("*.md")) if "names" not in page.parts]
 READ = [*PAGES, *sorted(ROOT.glob("*.md"))]
