@@ -173,7 +173,7 @@ WRONG = {
     r"does not fit 1 arguments": lambda x: sf.debug.print("{} {}", x),
     "fn: it is a tensor": lambda x: sf.debug.callback(x),
     "ranks: it is 'some'": lambda x: sf.debug.print("{}", x, ranks="some"),
-    "closes over y, which the captured function makes": made_inside,
+    "closes over y, which the captured function creates": made_inside,
     "prints to a file": lambda x: print(x, file=logging),
     "a number that is computed from a tensor's value": lambda x: print(x.sum().item() / 3),
 }

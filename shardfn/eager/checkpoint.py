@@ -26,7 +26,9 @@ def chunks(x: DTensor) -> list[Any]:
     """
     if not _compat.is_of_one_process():
         fix = "import torch.distributed.checkpoint before the world is entered"
-        raise ShardError.of("a checkpoint", "it would wait for other processes", fix=fix)
+        raise ShardError.of(
+            "a checkpoint", "the checkpoint would wait for other processes", fix=fix
+        )
     return [_compat.chunk(block.offsets, block.sizes) for _, block in _held(x)]
 
 

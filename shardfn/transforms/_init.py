@@ -119,7 +119,7 @@ def _placements(
     if given is not None and mesh is None:
         raise TreeError.of(
             name,
-            "there are placements, but no mesh",
+            "placements are given, but no mesh",
             fix="init(module_fn, mesh, placements, key)",
             arg_path="placements",
         )

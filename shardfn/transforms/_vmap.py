@@ -237,7 +237,7 @@ def batch_size(
         wrong = ["no argument is mapped, and axis_size is not given"]
     if wrong:
         fix = "in_axes with None for arguments that all samples share, and axes of one size"
-        raise TreeError.of(name, *wrong, needed="mapped axes of one size", fix=fix)
+        raise TreeError.of(name, *wrong, needed="mapped axes of equal sizes", fix=fix)
     return sizes.pop()
 
 

@@ -298,7 +298,7 @@ def test_s8_3_writing_to_an_argument_is_refused_by_name(how: str) -> None:
     with sf.fake_world(2), pytest.raises(sf.CaptureError) as caught:
         sf.shard(writes, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")(x)
     assert str(caught.value).startswith(
-        "shard(writes), argument x: the function writes to it in place"
+        "shard(writes), argument x: the function writes to this tensor in place"
     )
     assert caught.value.arg_path == "x" and __file__ in caught.value.source
     assert torch.equal(x, X)

@@ -225,7 +225,7 @@ def test_a_function_that_writes_to_its_argument() -> None:
     fix = "return the new value, or write to a copy: x.clone()"
     needed = "a function without side effects"
     assert text == (
-        "shard(mutates), argument x: the function writes to it in place\n  at: HERE\n  "
+        "shard(mutates), argument x: the function writes to this tensor in place\n  at: HERE\n  "
         f"needed: {needed}\n  try: {fix}"
     )
     assert error.arg_path == "x"

@@ -227,7 +227,7 @@ def test_bad_input_is_refused_by_name() -> None:
             sf.init(build, mesh, P(None, "dp"), KEY)
         with pytest.raises(CaptureError, match="_deciding"):
             sf.init(_deciding, mesh, P(), KEY)
-    with pytest.raises(TreeError, match="there are placements, but no mesh"):
+    with pytest.raises(TreeError, match="placements are given, but no mesh"):
         sf.init(build, None, P("dp"), KEY)
 
 

@@ -158,7 +158,7 @@ def _function(tx: Any, x: Any) -> Any:
     if names:
         raise CaptureError.of(
             "sf.debug.callback",
-            f"the function {code.co_name} closes over {names}, which the captured function makes",
+            f"the function {code.co_name} closes over {names}, which the captured function creates",
             needed="a function that takes these values as arguments",
             fix=f"sf.debug.callback({code.co_name}, {names}), with a parameter for each",
             source=user_line(),

@@ -105,7 +105,7 @@ def refuse_different_results(name: str, one: Shells, other: Shells) -> None:
         texts = [", ".join(map(_spec_text, x)) for x in (one, other)]
         raise CaptureError.of(
             name,
-            f"its results are {texts[0]} in one case, and {texts[1]} in another",
+            f"the function returns {texts[0]} in one case, and {texts[1]} in another",
             fix="return results of the same class in all cases",
         )
 

@@ -284,7 +284,7 @@ def refuse_of_one(what: str, argument: str, fix: str) -> None:
     """
     raise CaptureError.of(
         what,
-        f"torch takes {argument} on one rank alone, and ranks share one program",
+        f"torch takes {argument} on one rank alone, but all ranks share one program",
         needed="the same call on all ranks",
         fix=fix,
     )

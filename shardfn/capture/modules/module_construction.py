@@ -102,7 +102,7 @@ def _refuse(name: str, module: Any) -> None:
                 raise TreeError.of(
                     name,
                     f"{place} is a tensor, but neither a parameter nor a buffer",
-                    needed="values that have a name",
+                    needed="parameters and buffers, which have names",
                     fix=f"self.register_buffer({key!r}, value, persistent=False)",
                     arg_path=place,
                 )

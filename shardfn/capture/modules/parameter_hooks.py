@@ -30,7 +30,7 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
         kind = "a post-accumulate-grad hook" if after else "a hook of several tensors"
         raise CaptureError.of(
             f"{where}, parameter {path}",
-            f"it has {kind}, and a pure function accumulates no .grad",
+            f"the parameter has {kind}, but a pure function accumulates no .grad",
             needed="hooks of a single gradient",
             fix="p.register_hook(fn), or apply the hook to the gradients that sf.grad returns",
             arg_path=path,

@@ -123,7 +123,7 @@ def refuse_mutation(
             path = "a tensor that it closes over"
             where = f"{name}, {path}"
             fix = f"{BUFFERS}; or return the new value, or write to a clone()"
-        got = "the function writes to it in place"
+        got = "the function writes to this tensor in place"
         got, fix = WRITERS.get(node.target, (got, fix))
         raise CaptureError.of(
             where,

@@ -102,7 +102,7 @@ def refuse_values(shape: tuple[int, ...], out: tuple[int, ...]) -> None:
     """
     raise CaptureError.of(
         "x[mask] = values",
-        f"the values would change the shape from {shape} to {out}",
+        f"the assigned values would change the shape from {shape} to {out}",
         fix="pass values of the shape of x[mask]",
     )
 

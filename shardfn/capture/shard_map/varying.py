@@ -946,7 +946,7 @@ def _refuse_partial_write(
         if lost and any(_is_reduced(x, lost) for x in _origins(others, lost)):
             raise CaptureError.of(
                 "a function with a custom rule",
-                "its backward writes the result of a collective into a part of a tensor",
+                "the backward writes the result of a collective into a part of a tensor",
                 fix="call the collective on a separate tensor: g = g.clone(); dist.all_reduce(g)",
                 source=sources.user_line(node),
             )

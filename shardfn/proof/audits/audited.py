@@ -190,8 +190,8 @@ class Comparison:
                 self.name,
                 "the two steps have no name of a parameter or a result in common",
                 *self.notes,
-                needed="a name that both steps have",
-                fix="return the loss and the module from both",
+                needed="a parameter or a result with the same name in both steps",
+                fix="return the loss and the module from both steps",
             )
         return Audit(step, len(self.ranks), tuple(self.rows), self.compared, tuple(self.notes))
 

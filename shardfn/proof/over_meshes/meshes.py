@@ -415,14 +415,16 @@ def _agreed(
     """The failure of the first rank that fails, on all ranks of a job.
 
     Raises:
-        DivergenceError: ranks have drawn different examples.
+        DivergenceError: the ranks have drawn different examples.
     """
     rows = [text.split("\n", 1) for text in texts_of_ranks("meshes", f"{example}\n{kind}")]
     other = next((r for r, row in enumerate(rows) if row[0] != rows[0][0]), None)
     if other is not None:
         lines = [f"rank 0: {rows[0][0]}", f"rank {other}: {rows[other][0]}"]
         fix = "the same test, with the same parameters, on every rank"
-        raise DivergenceError.of("meshes", "ranks have drawn different examples", *lines, fix=fix)
+        raise DivergenceError.of(
+            "meshes", "the ranks have drawn different examples", *lines, fix=fix
+        )
     failed = [(r, row[1]) for r, row in enumerate(rows) if row[1] != "None"]
     if not failed:
         return None, None

@@ -131,7 +131,7 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
         rows = [f"{path} is {describe(m, axes)}" for m, path in by_marks.items()]
         raise PlacementError.of(
             f"{traced.request.name}, argument {parameter}",
-            "sf.auto follows its state, which has several placements",
+            "sf.auto cannot follow the state of the parameter, which has several placements",
             *rows,
             fix="give one placement to all of them, or sf.auto to all",
             arg_path=parameter,

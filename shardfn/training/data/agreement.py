@@ -88,12 +88,12 @@ def different(
     if failed := by_status[FAILED]:
         text = texts[ranks.index(failed[0])]
         got = f"{listed(failed)}: {text}"
-        return DivergenceError.of(where, got, fix="look at the error of that rank")
+        return DivergenceError.of(where, got, fix="read the error message of that rank")
     if by_status[END]:
         some, none = listed(by_status[BATCH]), listed(by_status[END])
         got = f"it exists on {some}, and not on {none}"
         needed = "as many batches on every rank"
-        fix = "a loader of global batches, the same on every rank"
+        fix = "a loader of global batches, which are the same on every rank"
         return DivergenceError.of(where, got, needed=needed, fix=fix)
     return _of_values(where, ranks, rows, texts)
 

@@ -29,7 +29,7 @@ def check_data(data: Any) -> None:
         raise ShardError.of(
             "loader, data",
             "the sampler is a DistributedSampler, which already shards the samples",
-            needed="global batches, the same on every rank",
+            needed="global batches, which are the same on every rank",
             fix="DataLoader(dataset, batch_size=the size of the global batch, shuffle=True)",
             arg_path="data",
         )

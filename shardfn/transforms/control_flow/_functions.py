@@ -189,7 +189,7 @@ def check_count(name: str, count: int, wanted: int) -> None:
     if count < wanted:
         raise CaptureError.of(
             f"autograd.Function {name}",
-            f"its backward returns {count} for {wanted} arguments",
+            f"the backward returns {count} for {wanted} arguments",
             fix="a gradient or None for each argument of the forward",
         )
 

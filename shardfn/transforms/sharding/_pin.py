@@ -159,7 +159,7 @@ def _refuse_contradictions(
         raise PlacementError.of(
             "pin",
             *dict.fromkeys(wrong),
-            needed="one placement for each value",
+            needed="a single placement for each value",
             fix="call remove() of the earlier pins, or use patterns without these layers",
         )
 

@@ -177,7 +177,7 @@ def rows_bound(shape: tuple[int, ...], n: int, rows: int | str | None, names: st
         raise PlacementError.of(
             f"{where}, x",
             "a tensor without dims",
-            needed="a tensor whose dim 0 is the rows",
+            needed="a tensor whose dim 0 counts the rows",
             fix="x.reshape(1)",
         )
     if rows is None:

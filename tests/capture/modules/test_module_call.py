@@ -306,7 +306,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "no buffer": (Raw, f"functionalize(Raw): {HELD[0]}\n{PURE}\n  try: {HELD[1]}"),
     "argument": (
         lambda: module_of(lambda x: x.mul_(2)),
-        "functionalize(Wrapped), argument x: the function writes to it in place\n  at: HERE\n"
+        "functionalize(Wrapped), argument x: the function writes to this tensor in place\n"
+        "  at: HERE\n"
         "  needed: a function without side effects\n  try: return the new value, or write "
         "to a copy: x.clone()",
     ),
@@ -339,7 +340,7 @@ def test_it_is_refused_under_a_gradient_too(kind: str) -> None:
     fn, params, buffers = sf.functionalize(make())
     text = refusal(lambda: sf.grad(lambda x: fn(params, buffers, x)[0].sum())(X))
     same = said.replace(
-        "functionalize(Wrapped), argument x: the function writes to it in place",
+        "functionalize(Wrapped), argument x: the function writes to this tensor in place",
         f"functionalize(Wrapped): {HELD[0]}",
     )
     assert text.splitlines()[0] == same.splitlines()[0]

@@ -91,7 +91,7 @@ def test_a_counter_is_refused_and_stays_as_it_was() -> None:
         return x * box.count
 
     for _ in range(2):
-        with pytest.raises(sf.CaptureError, match="changes something outside of itself"):
+        with pytest.raises(sf.CaptureError, match="changes an object outside of itself"):
             jitted(fn)(X)
         assert box.count == 0
 
@@ -107,7 +107,7 @@ def test_a_tensor_beside_a_constant_is_stored_and_a_nonlocal_refuses_both() -> N
             held = x
         return x
 
-    with pytest.raises(sf.CaptureError, match="changes something outside of itself"):
+    with pytest.raises(sf.CaptureError, match="changes an object outside of itself"):
         jitted(fn)(X, True)
     assert box.mode == "x" and box.kept is None and held is None
     jitted(fn)(X)

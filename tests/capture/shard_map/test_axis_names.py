@@ -121,7 +121,7 @@ def test_wrong_names_are_told_the_right_ones(here: Any) -> None:
     assert "did you mean 'dp'?" in text
     for wrong in (3, (), ("dp", 3), None):
         assert "needed: a name, or a tuple of names" in bound(wrong)
-    assert "names an axis twice" in bound(("dp", "dp"))
+    assert "contains an axis twice" in bound(("dp", "dp"))
 
 
 def test_near_names() -> None:

@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         P("dp"),
         {},
         "loader, data: the sampler is a DistributedSampler, which already shards the samples\n"
-        "  needed: global batches, the same on every rank\n"
+        "  needed: global batches, which are the same on every rank\n"
         "  try: DataLoader(dataset, batch_size=the size of the global batch, shuffle=True)",
     ),
     "an axis that the mesh lacks": (

@@ -208,12 +208,12 @@ def test_ranks_that_read_other_batches_are_named() -> None:
     wanted = {
         "fewer": "loader, batch 2: it exists on rank 0, and not on rank 1\n"
         "  needed: as many batches on every rank\n"
-        "  try: a loader of global batches, the same on every rank",
+        "  try: a loader of global batches, which are the same on every rank",
         "other values": "loader, batch 1: ranks 0 and 1 read other values: batch float32[2]" + fix,
         "other shapes": "loader, batch 0: rank 0: batch float32[2]\n"
         "  rank 1: batch float32[3]" + fix,
         "failing": "loader, batch 1: rank 1: OSError: the disk is gone\n"
-        "  try: look at the error of that rank",
+        "  try: read the error message of that rank",
         "padded": "loader, batch 0: rank 0: batch float32[*, 2]\n"
         "  rank 1: batch float32[*, 4]" + fix,
     }

@@ -194,7 +194,7 @@ def test_hooks_that_a_pure_function_cannot_call_are_refused() -> None:
     torch.autograd.graph.register_multi_grad_hook(list(several.parameters()), lambda gs: None)
     assert said(sf.functionalize, after) == (
         "functionalize(Linear), parameter weight: it has a post-accumulate-grad hook, "
-        "and a pure function accumulates no .grad\n"
+        "but a pure function accumulates no .grad\n"
         "  needed: hooks of a single gradient\n"
         "  try: p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
     )

@@ -133,19 +133,19 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "other sizes": (
         lambda: sf.vmap(of_tree)({"w": X}, Y[:4]),
         "vmap(of_tree): axis 0 of args[0]['w'] has size 5\n  axis 0 of args[1] has size 4\n"
-        "  needed: mapped axes of one size\n  try: in_axes with None for arguments that "
+        "  needed: mapped axes of equal sizes\n  try: in_axes with None for arguments that "
         "all samples share, and axes of one size",
     ),
     "no such axis": (
         lambda: sf.vmap(of_tree, in_axes=(0, 2))({"w": X}, Y),
         "vmap(of_tree): args[1] is of shape (5, 3) and has no axis 2\n"
-        "  needed: mapped axes of one size\n  try: in_axes with None for arguments that "
+        "  needed: mapped axes of equal sizes\n  try: in_axes with None for arguments that "
         "all samples share, and axes of one size",
     ),
     "nothing mapped": (
         lambda: sf.vmap(of_tree, in_axes=None)({"w": X}, Y),
         "vmap(of_tree): no argument is mapped, and axis_size is not given\n"
-        "  needed: mapped axes of one size\n  try: in_axes with None for arguments that "
+        "  needed: mapped axes of equal sizes\n  try: in_axes with None for arguments that "
         "all samples share, and axes of one size",
     ),
     "no prefix": (

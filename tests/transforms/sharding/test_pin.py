@@ -176,7 +176,7 @@ def test_one_value_has_one_placement(first: Any, second: Any, wrong: Any) -> Non
             with pytest.raises(sf.PlacementError) as error:
                 sf.pin(net, second)
             assert f"pin: {wrong} is pinned to " in str(error.value)
-            assert "needed: one placement for each value" in str(error.value)
+            assert "needed: a single placement for each value" in str(error.value)
             assert len(net[0]._forward_hooks) == 1
     sf.pin(net, second).remove()  # the first pins are gone
 
@@ -188,7 +188,7 @@ def test_a_layer_of_two_paths_has_one_placement() -> None:
         sf.pin(net, inputs={"0": SPLIT[0], "1": SPLIT[1]})
     assert str(error.value) == (
         "pin: inputs['1'] is pinned to (P('dp'),), and to (P(None, 'tp'),)\n"
-        "  needed: one placement for each value\n"
+        "  needed: a single placement for each value\n"
         "  try: call remove() of the earlier pins, or use patterns without these layers"
     )
     assert not shared._forward_pre_hooks

@@ -453,7 +453,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         lambda x: x.sum(),
         {},
         """ragged_all_to_all over a, x: a tensor without dims
-  needed: a tensor whose dim 0 is the rows
+  needed: a tensor whose dim 0 counts the rows
   try: x.reshape(1)""",
     ),
     "no rows": (

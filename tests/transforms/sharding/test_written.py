@@ -215,7 +215,7 @@ INNER: dict[str, tuple[Callable[..., Any], str]] = {
     "vmap": (sf.vmap, "under vmap, it writes to a buffer that all samples share"),
     "scan": (
         lambda fn: lambda x: sf.scan(lambda c, x: (c, fn(x)), x.sum(), x[None]),
-        "a per-step input or a closed-over value): the function writes to it in place",
+        "a per-step input or a closed-over value): the function writes to this tensor in place",
     ),
 }
 
