@@ -50,15 +50,15 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a list on one rank": (
         lambda x: dist.gather(x, outputs((4, 2), (4, 2)), 0),
-        """torch.distributed.gather: torch takes gather_list on one rank alone, but all ranks share \
-one program
+        """torch.distributed.gather: torch takes gather_list on one rank alone, but all \
+ranks share one program
   needed: the same call on all ranks
   try: dist.all_gather(outputs, x, group=group), with outputs on all ranks""",
     ),
     "a list of one rank": (
         lambda x: dist.scatter(x * 1, None, 0),
-        """torch.distributed.scatter: torch takes scatter_list on one rank alone, but all ranks share \
-one program
+        """torch.distributed.scatter: torch takes scatter_list on one rank alone, but all \
+ranks share one program
   needed: the same call on all ranks
   try: x = torch.distributed.nn.functional.scatter(tensors, src, group), with tensors on all \
 ranks""",

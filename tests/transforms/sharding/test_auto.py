@@ -273,8 +273,8 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda mesh: sf.shard(both, mesh, (sf.auto, P("dp"), P(None, "dp"), P()))(
             *([{"up": torch.ones(4, 4), "down": torch.ones(4, 4)}] * 3), X
         ),
-        "shard(both), argument p['up']: sf.auto cannot follow the state of the parameter, which has "
-        "several placements\n  m['up'] is Shard(dim=0) on dp\n  n['up'] is Shard(dim=1) on dp\n"
+        "shard(both), argument p['up']: sf.auto cannot follow the state of the parameter, which "
+        "has several placements\n  m['up'] is Shard(dim=0) on dp\n  n['up'] is Shard(dim=1) on dp\n"
         "  try: give one placement to all of them, or sf.auto to all",
     ),
 }
