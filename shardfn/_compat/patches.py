@@ -110,13 +110,13 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="our own ops in Dynamo's graph",
         why="it looks inside of them; allow_in_graph is for good",
-        lost="ops of shardfn would be taken apart",
+        lost="Dynamo would read the code inside of ops of shardfn",
         calls={"torch._dynamo.trace_rules:is_callable_allowed": reading.kept_in_graph},
     ),
     Patch(
         what="Python functions that Dynamo cannot read",
         why="it cannot read these, and reads ours; substitute_in_graph is for good",
-        lost="functions such as inspect.signature or optree's would end a capture",
+        lost="functions such as inspect.signature or optree's would make a capture fail",
         calls={
             "torch._dynamo.trace_rules:is_polyfilled_callable": reading.is_substituted,
             VARIABLES + "PolyfilledFunctionVariable._get_polyfill_handlers": reading.substitutes,
@@ -173,7 +173,7 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="ops that read values, under torch.func",
         why="under torch.func some ops read values: Dynamo reads ours",
-        lost="indexing by a mask, and others, would end a capture under a derivative",
+        lost="indexing by a mask, and others, would make a capture fail under a derivative",
         until="later than 2.15",
         calls={
             VARIABLES + "TorchInGraphFunctionVariable.call_function": (
@@ -187,7 +187,7 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="the step of a loop as an index",
         why="it takes the number out of a tensor, in x[t], select and narrow: Dynamo reads ours",
-        lost="x[t] with the step of a loop would end a capture",
+        lost="x[t] with the step of a loop would make a capture fail",
         calls={
             VARIABLES + "SliceVariable.__init__": steps.sliced,
             VARIABLES + "BuiltinVariable.call_function": steps.selected,
@@ -217,7 +217,7 @@ READING = (  # a captured function, by Dynamo
         what="arguments and lines in errors",
         why="an error on fake tensors becomes a text, one inside of a `with` loses its line, a "
         "condition on sizes has a line of ours, and a dual number is refused without its name",
-        lost="some errors name neither the argument nor the line of the user's",
+        lost="some errors would name neither the argument nor the user's source line",
         until="later than 2.15",
         on_missing=DEGRADE,
         calls={
@@ -241,7 +241,7 @@ READING = (  # a captured function, by Dynamo
         what="requires_grad inside of a function",
         why="Dynamo and torch.func refuse requires_grad_, x.requires_grad = True, and tensors made "
         "with it; which inputs a gradient uses shows in its graph alone",
-        lost="code that calls torch.autograd.grad would end a capture",
+        lost="code that calls torch.autograd.grad would make a capture fail",
         calls={
             VARIABLES + "TensorVariable.call_method": reading.grad_required,
             VARIABLES + "TorchInGraphFunctionVariable.call_function": reading.torch_called,
@@ -261,7 +261,7 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="backward hooks that Dynamo reads",
         why="modules with full backward hooks need compiled autograd",
-        lost="modules with full backward hooks would end a capture",
+        lost="modules with full backward hooks would make a capture fail",
         until="later than 2.13",
         calls={
             "torch._dynamo.variables.distributed:BackwardHookVariable.create": (
@@ -274,7 +274,7 @@ READING = (  # a captured function, by Dynamo
         what="numbers of the rank, generators and context variables",
         why="the number of the rank that traces, generators, context variables, Python's and "
         "numpy's random numbers become constants of the program",
-        lost="they would be constants, without an error by name",
+        lost="the rank and generators would silently become constants of the program",
         calls={
             VARIABLES + "TorchInGraphFunctionVariable.call_function": refused.rank_call_refused,
             OBJECT_CALL: refused.rank_method_refused,
@@ -289,7 +289,7 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="checks of torch.distributions",
         why="they branch on the values of parameters and of a sample",
-        lost="a distribution with its checks on would end a capture",
+        lost="a distribution with its checks on would make a capture fail",
         calls={
             **each(
                 value_checks.function_passed,
@@ -340,7 +340,7 @@ READING = (  # a captured function, by Dynamo
         what="meshes and groups in Dynamo",
         why="methods, attributes and texts are those of Dynamo's stand-in, and questions for the "
         "rank have the answer of one rank",
-        lost="questions of a mesh would have the answer of one rank",
+        lost="a mesh would give every rank the coordinates of one rank",
         calls={
             OBJECT_CALL: objects.method_called,
             OBJECT_ATTRIBUTE: objects.attribute_read,
@@ -355,7 +355,7 @@ READING = (  # a captured function, by Dynamo
         what="flex attention under torch.func",
         why="it is refused, knows no tensors that torch.func follows, and what its score function "
         "reads has no derivative; by its formula it has",
-        lost="flex attention would end a capture under a derivative",
+        lost="flex attention would make a capture fail under a derivative",
         until="later than 2.15",
         calls={
             "torch._higher_order_ops.flex_attention:FlexAttentionHOP.__call__": (
@@ -380,7 +380,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="torch's caches of fake tensors and of code",
         why="they grow with each program, and nothing bounds them",
-        lost="the memory of a process that captures for days grows",
+        lost="the memory of a process that captures for days would grow",
         on_missing=DEGRADE,
         enter=caches.bounded,
         places=(FAKES + "FakeTensorMode.cache", "torch.fx.graph_module:_loader"),
@@ -409,7 +409,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="autograd.Functions whose forward takes the context",
         why="torch.func refuses them",
-        lost="such a function would end a capture under a derivative",
+        lost="a forward that takes the context would make a capture fail under a derivative",
         calls={"torch.autograd.function:_is_setup_context_defined": dispatch.context_split},
         enter=dispatch.context_split_in_c,  # where `apply` is C code, as from torch 2.15 on
         places=("torch.autograd.function:_bind_default_args",),
@@ -417,7 +417,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="autograd.Functions under make_fx",
         why="they run in a form that torch.func does not take",
-        lost="an autograd.Function would end a capture under a derivative",
+        lost="an autograd.Function would make a capture fail under a derivative",
         calls={"torch.autograd.function:custom_function_call": dispatch.run_rewritten},
         takes="functions",
     ),
@@ -435,7 +435,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="the user's hooks on saved tensors",
         why="a capture saves none, and torch.func refuses to work under them",
-        lost="saved_tensors_hooks around a call would end a capture",
+        lost="saved_tensors_hooks around a call would make a capture fail",
         enter=tracing.without_saved_hooks,
         places=tuple(
             f"torch:_C._autograd.{name}_saved_tensors_default_hooks"
@@ -445,7 +445,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="notes on nodes of graphs",
         why="they are the process's: other threads' graphs would get them",
-        lost="graphs of other threads would get the notes of a capture",
+        lost="graphs of other threads would get the annotations of a capture",
         enter=tracing.metadata_per_thread,
         places=(
             "torch.fx.traceback:has_preserved_node_meta",
@@ -466,7 +466,7 @@ SIZES = Patch(
     what="sizes that arguments decide",
     why="torch takes the sizes of some results for dependent on values; the strides of x[i.T] "
     "follow i's, and a view after it is a copy",
-    lost="some ops would end a capture, or be views where they are copies",
+    lost="some ops would make a capture fail, or be views where they are copies",
     until="later than 2.13",
     calls={"torch._meta_registrations:meta_index_Tensor": known_sizes.indexed},
     enter=known_sizes.sizes_known,
@@ -513,7 +513,7 @@ MODULE = (  # while a module runs that Dynamo does not trace
     Patch(
         what="torch.optim.Adafactor",
         why="it reads the norms of tensors as numbers",
-        lost="Adafactor would end a capture",
+        lost="Adafactor would make a capture fail",
         calls={"torch.optim._adafactor:_single_tensor_adafactor": modules.with_numbers_as_tensors},
         is_mine=reading.is_reading,
     ),
@@ -532,7 +532,7 @@ MODULE = (  # while a module runs that Dynamo does not trace
     Patch(
         what="torch.utils.checkpoint in modules",
         why="it fails under torch.func",
-        lost="modules that recompute would end a capture",
+        lost="modules that recompute would make a capture fail",
         until="later than 2.15",
         calls={
             **each(
@@ -662,7 +662,7 @@ COMPILATION = (
     Patch(
         what="the order of collectives",
         why="reordering for locality and for peak memory puts every reduction last",
-        lost="compiled programs would overlap nothing",
+        lost="compiled programs would not overlap communication",
         until="later than 2.13",
         calls={"torch._inductor.memory:reorder_for_peak_memory": reuse.order_kept},
         enter=_inductor_order,
@@ -712,7 +712,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             what="backward hooks of modules",
             why="modules with backward hooks fail under torch.func",
-            lost="modules with backward hooks would end a capture",
+            lost="modules with backward hooks would make a capture fail",
             until="later than 2.15",
             enter=modules.hooked_by,
             places=("torch.nn.modules.module:BackwardHook",),
@@ -792,7 +792,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             what="attention patterns of Inductor",
             why="they ignore dims and sizes: of a softmax, of a permutation",
-            lost="compiled attention could be of another dim",
+            lost="compiled attention could reduce another dim",
             until="later than 2.13",
             enter=patterns.constants_compared,
             places=(
