@@ -52,7 +52,7 @@ def test_a_mesh_on_which_nothing_fits_is_said() -> None:
     (refused,) = found.refused
     assert refused.axes.sizes == (2,) and refused.why.startswith("the smallest peak is ")
     assert [*refused] == [refused.axes, refused.why] and found.plans is found.rows
-    assert f"{refused.axes}: the least is" in str(found)
+    assert f"{refused.axes}: the smallest peak is" in str(found)
 
 
 def test_what_is_known_of_the_placements_stays() -> None:

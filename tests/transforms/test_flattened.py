@@ -368,7 +368,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: staged(
             lambda n, s: sf.cond(s > 9, lambda: Quantized(n, s, 4), lambda: Quantized(n, s, 2))
         )(Q.numbers, Q.scale),
-        """cond: its results are a Quantized(numbers, scale; {'bits': 4}) in one case, and \
+        """cond: the function returns a Quantized(numbers, scale; {'bits': 4}) in one case, and \
 a Quantized(numbers, scale; {'bits': 2}) in another
   try: return results of the same class in all cases""",
     ),
@@ -380,7 +380,7 @@ a Quantized(numbers, scale; {'bits': 2}) in another
                 (torch.tensor(0), Quantized(n, s, 4)),
             )
         )(Q.numbers, Q.scale),
-        """while_loop: its results are a plain tensor, a Quantized(numbers, scale; {'bits': 4}) \
+        """while_loop: the function returns a plain tensor, a Quantized(numbers, scale; {'bits': 4}) \
 in one case, and a plain tensor, a Quantized(numbers, scale; {'bits': 2}) in another
   try: return results of the same class in all cases""",
     ),

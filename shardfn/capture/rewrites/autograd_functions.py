@@ -218,7 +218,7 @@ class RecordedCall:
         is_more = any(g is not None for g in gradients[count:])
         if len(gradients) < count or is_more:
             self.refuse(
-                f"its backward returns {len(gradients)} for {count} arguments",
+                f"the backward returns {len(gradients)} for {count} arguments",
                 "a gradient or None for each argument of the forward",
             )
         of_tensors: list[Any] = []

@@ -228,7 +228,7 @@ def _refuse_manual(
     if is_full:
         fix = "one shard_map over these axes"
     raise PlacementError.of(
-        where, f"{', '.join(again or taken)} already belongs to an enclosing shard_map", fix=fix
+        where, f"an enclosing shard_map already uses {', '.join(again or taken)}", fix=fix
     )
 
 

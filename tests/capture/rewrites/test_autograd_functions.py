@@ -369,7 +369,7 @@ REFUSED = {
     ),
     "too few gradients": (
         sf.grad(lambda x: Short.apply(x, x).sum()),
-        "Short: its backward returns 1 for 2 arguments",
+        "Short: the backward returns 1 for 2 arguments",
     ),
 }
 

@@ -104,7 +104,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "forward mode of a reverse rule": (
         lambda: sf.jvp(doubled, (X, Y), (X, Y)),
         sf.CaptureError,
-        "custom_vjp(doubled): it has a rule for reverse mode only, and is differentiated "
+        "custom_vjp(doubled): the function has only a reverse-mode rule, and is differentiated "
         "in forward mode\n"
         "  try: use sf.custom_jvp, whose rule serves both modes",
     ),

@@ -198,7 +198,9 @@ def test_hooks_that_a_pure_function_cannot_call_are_refused() -> None:
         "  needed: hooks of a single gradient\n"
         "  try: p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
     )
-    assert "parameter weight: the parameter has a hook of several tensors" in said(sf.functionalize, several)
+    assert "parameter weight: the parameter has a hook of several tensors" in said(
+        sf.functionalize, several
+    )
 
 
 def test_a_hook_that_returns_another_shape_is_refused() -> None:

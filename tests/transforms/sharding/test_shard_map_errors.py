@@ -208,20 +208,20 @@ its axis_names
     "nested over an axis that is manual": (
         lambda: mapped(sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"})(X),
         sf.PlacementError,
-        """shard_map(fn): dp already belongs to an enclosing shard_map
+        """shard_map(fn): an enclosing shard_map already uses dp
   try: axis_names with the axes that are left""",
     ),
     "nested where none is left": (
         lambda: mapped(sf.shard_map(fn, None, DP, DP))(X),
         sf.PlacementError,
-        """shard_map(fn): dp, tp already belongs to an enclosing shard_map
+        """shard_map(fn): an enclosing shard_map already uses dp, tp
   try: one shard_map over these axes""",
     ),
     "a nested placement on an axis that is manual": (
         lambda: mapped(sf.shard_map(fn, None, DP, P("tp")), axis_names={"dp"})(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which is manual already, \
-in a shard_map around it
+        """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which already \
+belongs to an enclosing shard_map
   needed: equal shards on all ranks
   try: sizes that the ranks divide, and placements that fit each tensor""",
     ),
