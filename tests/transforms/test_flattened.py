@@ -380,8 +380,8 @@ a Quantized(numbers, scale; {'bits': 2}) in another
                 (torch.tensor(0), Quantized(n, s, 4)),
             )
         )(Q.numbers, Q.scale),
-        """while_loop: the function returns a plain tensor, a Quantized(numbers, scale; {'bits': 4}) \
-in one case, and a plain tensor, a Quantized(numbers, scale; {'bits': 2}) in another
+        """while_loop: the function returns a plain tensor, a Quantized(numbers, scale; {'bits': \
+4}) in one case, and a plain tensor, a Quantized(numbers, scale; {'bits': 2}) in another
   try: return results of the same class in all cases""",
     ),
     "a gradient that would be lost": (
