@@ -197,7 +197,7 @@ def check_ends(where: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> N
     """
     if shape[len(shape) - len(needed) :] != needed:
         fix = f"shape=(..., {', '.join(map(str, needed))})"
-        text = problem(where, f"shape is {shape}", needed=f"one that ends in {needed}", fix=fix)
+        text = problem(where, f"shape is {shape}", needed=f"a shape that ends in {needed}", fix=fix)
         raise ShardError(text, arg_path="shape", fix=fix)
 
 

@@ -271,7 +271,7 @@ def check_length(what: str, argument: str, got: int, needed: int) -> None:
             what,
             f"{argument} has {got} elements",
             needed=f"{needed}",
-            fix="pass one for each rank of the group, or for each tensor",
+            fix="pass one element for each rank of the group, or for each tensor",
         )
 
 
@@ -335,7 +335,7 @@ def number_of_root(what: str, group: Any, src: Any, group_src: Any, name: str = 
         raise CaptureError.of(
             what,
             got,
-            needed=f"one of them; a group_{name} from 0 to {n - 1}",
+            needed=f"only one of the two; a group_{name} from 0 to {n - 1}",
             fix=f"group_{name}=0",
         )
     if len(axes) == mesh.ndim and src in ranks_of(mesh):

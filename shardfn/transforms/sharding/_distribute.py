@@ -240,7 +240,7 @@ def _given_shards(x: Any, mesh: Any, is_simulated: bool) -> list[torch.Tensor]:
         raise PlacementError.of(
             "from_local",
             f"{len(shards)} tensors",
-            needed="one, or one for each rank of a simulated mesh",
+            needed="one tensor, or one for each rank of a simulated mesh",
         )
     paths = [f"x[{i}]" if is_row else "x" for i in range(len(shards))]
     _check_shards(shards, paths)

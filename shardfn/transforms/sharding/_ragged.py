@@ -160,7 +160,8 @@ def check_send_counts(kind: tuple[tuple[int, ...], torch.dtype] | str, n: int, n
     raise PlacementError.of(
         f"ragged_all_to_all over {names}, send_counts",
         f"got {kind}" if isinstance(kind, str) else f"got shape {kind[0]}, {kind[1]}",
-        needed=f"shape ({n},), torch.int64: the rows to each of {n} ranks; or ({n}, {n}), of all",
+        needed=f"shape ({n},), torch.int64: the rows for each of {n} ranks; or all counts, "
+        f"({n}, {n})",
         fix=f"torch.bincount(destinations, minlength={n}), of the destination of each row",
     )
 

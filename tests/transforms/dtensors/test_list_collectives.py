@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: dist.all_gather(outputs((4, 2)), x),
         """torch.distributed.all_gather: tensor_list has 1 elements
   needed: 2
-  try: pass one for each rank of the group, or for each tensor""",
+  try: pass one element for each rank of the group, or for each tensor""",
     ),
     "outputs of another shape": (
         lambda x: dist.all_gather(outputs((4, 2), (8,)), x),
@@ -71,7 +71,7 @@ ranks""",
     "two ranks": (
         lambda x: dist.reduce(x * 1, 0, group_dst=1),
         """torch.distributed.reduce: group_dst is 1, and dst is 0
-  needed: one of them; a group_dst from 0 to 1
+  needed: only one of the two; a group_dst from 0 to 1
   try: group_dst=0""",
     ),
     "a send": (

@@ -429,7 +429,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         None,
         {},
         """ragged_all_to_all over a, send_counts: got shape (3,), torch.float64
-  needed: shape (3,), torch.int64: the rows to each of 3 ranks; or (3, 3), of all
+  needed: shape (3,), torch.int64: the rows for each of 3 ranks; or all counts, (3, 3)
   try: torch.bincount(destinations, minlength=3), of the destination of each row""",
     ),
     "counts of another shape": (
@@ -437,7 +437,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         None,
         {},
         """ragged_all_to_all over a, send_counts: got shape (1, 3), torch.int64
-  needed: shape (3,), torch.int64: the rows to each of 3 ranks; or (3, 3), of all
+  needed: shape (3,), torch.int64: the rows for each of 3 ranks; or all counts, (3, 3)
   try: torch.bincount(destinations, minlength=3), of the destination of each row""",
     ),
     "counts that are a text": (
@@ -445,7 +445,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         None,
         {},
         """ragged_all_to_all over a, send_counts: got str
-  needed: shape (3,), torch.int64: the rows to each of 3 ranks; or (3, 3), of all
+  needed: shape (3,), torch.int64: the rows for each of 3 ranks; or all counts, (3, 3)
   try: torch.bincount(destinations, minlength=3), of the destination of each row""",
     ),
     "an x without rows": (
