@@ -197,7 +197,7 @@ OTHERS = {  # with arguments of their own, below
     "a mesh as an argument",
 }
 GOES = ("yes", "constants", "a tensor", "tensors", "a constraint", "constraints")
-GOES += ("as `to_local`", "the same", "DTensors on it alone", "ops of global")
+GOES += ("as `to_local`", "the same", "only DTensors on the flattened mesh", "ops of global")
 GOES += (
     "the current mesh",
     "values made inside",

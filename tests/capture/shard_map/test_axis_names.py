@@ -68,10 +68,10 @@ def test_axes_that_cannot_be_manual_are_refused(here: Any, mesh: Any) -> None:
     assert "did you mean 'dp'?" in text
     enter(("dp",))
     text = refused(sf.PlacementError, enter, ("dp",))
-    assert "dp is manual already" in text and "the axes that are left" in text
+    assert "shard_map already uses dp" in text and "the axes that are left" in text
     enter(None)
     text = refused(sf.PlacementError, enter, None)
-    assert "dp, tp is manual already" in text and "one shard_map over" in text
+    assert "shard_map already uses dp, tp" in text and "one shard_map over" in text
 
 
 def test_another_mesh_than_the_calls_is_refused(here: Any) -> None:
@@ -111,7 +111,7 @@ def test_the_innermost_of_equal_names_counts(here: Any) -> None:
 def test_wrong_names_are_told_the_right_ones(here: Any) -> None:
     bound = lambda name: refused(sf.CaptureError, names.bindings_of, "psum", name)
     text = bound("dp")
-    assert text.startswith("psum over 'dp': it is outside of any shard_map")
+    assert text.startswith("psum over 'dp': the call is outside of any shard_map")
     assert "inside vmap(fn, axis_name=...)" in text
     names.enter_mesh("f", None, ("dp",))
     assert "'tp' is a mesh axis that no enclosing shard_map uses" in bound("tp")
@@ -134,7 +134,7 @@ def test_placements_inside_name_free_axes_once(here: Any) -> None:
     names.enter_mesh("f", None, ("dp",))
     check("tp", None)
     text = refused(sf.PlacementError, check, None, "dp")
-    assert text.startswith("constrain, x: P(None, 'dp') names dp, which is manual")
+    assert text.startswith("constrain, x: P(None, 'dp') names dp, which belongs to")
     text = refused(sf.PlacementError, check, "tp", "tp")
     assert "each axis once, by its name" in text
 

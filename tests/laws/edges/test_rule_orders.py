@@ -72,7 +72,7 @@ def test_second_derivatives_of_a_rule_that_is_not_the_derivative(
     ):
         with pytest.raises(
             sf.CaptureError,
-            match="reverse mode only, and is differentiated in forward mode\n  try: custom_jvp",
+            match="reverse-mode rule, and is differentiated in forward mode\n  try: use sf.custom_jvp",
         ):
             take(f)(TWO)
         return

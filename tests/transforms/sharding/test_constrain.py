@@ -137,7 +137,7 @@ def test_a_stage_that_the_mesh_lacks_or_that_is_manual_is_refused(mesh: Any) -> 
     with pytest.raises(sf.PlacementError, match=r"constrain: no axis pp; the mesh has"):
         aten(lambda x: sf.constrain(x, P(pp=0)), mesh)(x)
     with pytest.raises(
-        sf.PlacementError, match=r"P\(dp=1\) names dp, which is manual in the shard_m"
+        sf.PlacementError, match=r"P\(dp=1\) names dp, which belongs to an enclosing"
     ):
         inner = lambda x: sf.constrain(x, P(dp=1))
         sf.shard_map(inner, mesh, P("dp"), P("dp"), backend="aten")(x)
