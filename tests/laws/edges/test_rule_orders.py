@@ -71,8 +71,7 @@ def test_second_derivatives_of_a_rule_that_is_not_the_derivative(
         second in FORWARD_INSIDE or (again and second not in ONLY_REVERSE)
     ):
         with pytest.raises(
-            sf.CaptureError,
-            match="reverse-mode rule, and is differentiated in forward mode\n  try: use sf.custom_jvp",
+            sf.CaptureError, match="and is differentiated in forward mode\n  try: use sf.custom_jvp"
         ):
             take(f)(TWO)
         return
