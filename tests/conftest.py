@@ -54,6 +54,11 @@ LAWS = [  # folders and files in which nearly every test captures a program
 ]
 KEPT_OF_LAWS = 5  # make quick runs one law of so many
 KEPT_OF_SWEEPS = 20  # make test runs one case of a sweep of so many, where its line has no number
+OP_BY_OP = [  # folders whose tests speak of values: Inductor compiles only where a test names it
+    *(TESTS / name for name in ("capture", "dtensors", "laws", "models")),
+    *(TESTS / name for name in ("random", "training", "transforms")),
+    TESTS.parent / "shardfn",  # the examples of docstrings
+]
 NEEDS = {  # the name of a function or module, and the marker of the tests that reach it
     "run_ranks": "ranks",
     "outcomes": "ranks",
@@ -146,6 +151,21 @@ def _own_plans(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if patches:
         _forget_plans()
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures of a module
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    from shardfn.compile import BACKENDS, aten, inductor
+
+    BACKENDS["inductor"] = aten if runs_op_by_op(item) else inductor
+
+
+def runs_op_by_op(item: pytest.Item) -> bool:
+    """Whether programs of a test run op by op unless they say another backend: it speaks of
+    values, and does not name Inductor.
+    """
+    is_named = item.get_closest_marker("inductor") or item.get_closest_marker("ranks")
+    return not is_named and any(map(item.path.is_relative_to, OP_BY_OP))
 
 
 def _forget_plans() -> None:

@@ -24,7 +24,7 @@ BYTES = (torch.uint8, torch.int8, torch.bool)
 
 def assert_compiled(fns: dict[str, Callable[..., Any]], *xs: torch.Tensor, bound: float) -> None:
     """All functions, compiled together, equal their eager selves up to a relative bound."""
-    results = sf.jit(lambda *xs: [fn(*xs) for fn in fns.values()])(*xs)
+    results = sf.jit(lambda *xs: [fn(*xs) for fn in fns.values()], backend="inductor")(*xs)
     for (name, fn), got in zip(fns.items(), results, strict=True):
         wanted = fn(*xs)
         for mine, true in zip(tensors(got), tensors(wanted), strict=True):
@@ -110,7 +110,7 @@ def test_integer_divisions_are_torchs() -> None:
 def test_an_integer_division_by_zero_is_torchs_error(name: str) -> None:
     a, zeros = torch.arange(20), torch.arange(20) - 3
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        sf.jit(DIVISIONS[name])(a, zeros)
+        sf.jit(DIVISIONS[name], backend="inductor")(a, zeros)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -164,7 +164,7 @@ def test_an_error_of_the_compiler_names_the_function_the_op_and_the_line(
         return torch.cummax(x + 1, 0)[0]
 
     with pytest.raises(ShardError) as caught:
-        sf.jit(running)(torch.ones(3))
+        sf.jit(running, backend="inductor")(torch.ones(3))
     text = str(caught.value)
     line = running.__code__.co_firstlineno + 1
     assert "jit(running)" in text

@@ -179,7 +179,7 @@ def test_inductor_computes_what_one_device_does() -> None:
     wanted = sf.jit(step, backend="aten")(x)
     with simulated(dp=2, cp=2) as mesh:
         sf.random.state.seed(5)
-        got = sf.full(sf.shard(step, mesh, P("dp", sf.zigzag("cp")))(x))
+        got = sf.full(sf.shard(step, mesh, P("dp", sf.zigzag("cp")), backend="inductor")(x))
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.conftest import (
     left_out,
     needs,
     of_sweeps,
+    runs_op_by_op,
     spread,
 )
 
@@ -132,6 +134,18 @@ def test_a_sweep_has_a_share_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(left_out(cases)) == 7 - 3
     compiled = [f"tests/test_a.py::test_b[{n}-inductor]" for n in range(7)]
     assert {*compiled} < left_out(cases + compiled)
+
+
+def test_inductor_compiles_where_a_test_names_it_or_is_about_compiled_code() -> None:
+    def is_op_by_op(path: str, *markers: str) -> bool:
+        item: Any = SimpleNamespace(path=TESTS.parent / path)
+        item.get_closest_marker = lambda name: name in markers or None
+        return runs_op_by_op(item)
+
+    assert is_op_by_op("tests/laws/test_a.py") and is_op_by_op("shardfn/a.py", "slow")
+    assert not is_op_by_op("tests/laws/test_a.py", "inductor")
+    assert not is_op_by_op("tests/laws/test_a.py", "ranks")
+    assert not is_op_by_op("tests/compile/test_a.py")
 
 
 def test_nothing_but_sweeps_is_left_out(request: pytest.FixtureRequest) -> None:

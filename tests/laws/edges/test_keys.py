@@ -553,7 +553,7 @@ def test_a_default_device_is_that_of_the_call() -> None:
 
 def test_autocast_casts_once_with_the_default_backend() -> None:
     f = lambda x: (x @ x).exp().sum(0)
-    staged = sf.jit(f)
+    staged = sf.jit(f, backend="inductor")
     for setting in ("nothing", "bfloat16", "nothing"):
         with SETTINGS[setting]():
             assert_close(staged(W / 9), f(W / 9), rtol=2e-2, atol=0)
