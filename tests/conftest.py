@@ -57,7 +57,6 @@ KEPT_OF_SWEEPS = 20  # make test runs one case of a sweep of so many, where its 
 OP_BY_OP = [  # folders whose tests speak of values: Inductor compiles only where a test names it
     *(TESTS / name for name in ("capture", "dtensors", "laws", "models")),
     *(TESTS / name for name in ("random", "training", "transforms")),
-    TESTS.parent / "shardfn",  # the examples of docstrings
 ]
 NEEDS = {  # the name of a function or module, and the marker of the tests that reach it
     "run_ranks": "ranks",

@@ -142,7 +142,7 @@ def test_inductor_compiles_where_a_test_names_it_or_is_about_compiled_code() -> 
         item.get_closest_marker = lambda name: name in markers or None
         return runs_op_by_op(item)
 
-    assert is_op_by_op("tests/laws/test_a.py") and is_op_by_op("shardfn/a.py", "slow")
+    assert is_op_by_op("tests/laws/test_a.py") and is_op_by_op("tests/random/test_a.py", "slow")
     assert not is_op_by_op("tests/laws/test_a.py", "inductor")
     assert not is_op_by_op("tests/laws/test_a.py", "ranks")
     assert not is_op_by_op("tests/compile/test_a.py")
