@@ -91,11 +91,13 @@ def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: s
         )
     if longest is None or longest.exposed < MUCH * summary.total:
         return f"No other placement of an argument spares much. The longest op is {slowest}."
-    why = reasons[longest].why
+    reason = reasons[longest]
+    why = f" ({reason.why})" if reason.why else ""
+    fewer = f"fewer ranks on {longest.axis}, or a larger batch, hide more of it"
+    constraint = f"try {reason.instead}; its gain is not planned" if reason.instead else ""
     return (
         f"Look first at {longest}{longest.place}, for which a rank waits "
-        f"{human_seconds(longest.exposed)}{f' ({why})' if why else ''}: fewer ranks on "
-        f"{longest.axis}, or a larger batch, hide more of it."
+        f"{human_seconds(longest.exposed)}{why}: {constraint or fewer}."
     )
 
 

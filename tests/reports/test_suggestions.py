@@ -88,6 +88,7 @@ def test_a_forgotten_constraint_is_named_with_the_line_of_the_value(tmp_path: Pa
     (row,) = page.contents["collectives"]
     texts = page.contents["strings"]
     assert texts[row["instead"]].startswith("sf.constrain(x, P('tp')), where x is the value made")
+    assert f"try {texts[row['instead']]}; its gain is not planned." in page.summary.first
     assert "return torch.relu(x @ w)" in line_of(texts[row["source"]])
     assert not after.implicit and after.explain().nbytes <= row["nbytes"]
 
