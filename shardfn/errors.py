@@ -55,14 +55,14 @@ class ShardError(Exception):
     """The base class of shardfn's errors.
 
     Args:
-        message: the full text of the error, as `problem` formats it.
+        message: the full text of the error, with the problem, what was needed and what to try.
         arg_path: the path of the argument (or output) of the function, such as `params['w']`.
         mesh: the device mesh.
         placements: the requested placements.
         dim: the tensor dim.
         source: `file:line` in the user's code.
-        fix: the suggestion.
-        module: the path of the submodule whose op is at this source line.
+        fix: the suggested change.
+        module: the path of the submodule that runs the op at this source line.
 
     Example:
         >>> import torch, shardfn as sf
@@ -105,15 +105,15 @@ class ShardError(Exception):
         module: str | None = None,
         **fields: Any,
     ) -> Self:
-        """Build an error whose text is formatted from these fields.
+        """Create an error whose text is built from the arguments.
 
         Args:
             where: the function and the argument.
-            lines: the problem, one line for each mismatch.
-            needed: a description of a right value.
-            fix: the suggestion.
+            lines: the problem, with one line for each mismatch.
+            needed: a description of the allowed values.
+            fix: the suggested change.
             source: `file:line` in the user's code.
-            module: the path of the submodule whose op is at this source line.
+            module: the path of the submodule that runs the op at this source line.
             fields: other fields of the error, such as arg_path.
 
         Returns:
@@ -133,7 +133,7 @@ class ShardError(Exception):
 
         Args:
             source: `file:line`. None if the source line is not known.
-            module: the path of the submodule whose op is at this source line.
+            module: the path of the submodule that runs the op at this source line.
         """
         if self.source is not None or source is None:
             return
@@ -148,7 +148,8 @@ class ShardError(Exception):
 
 
 class PlacementError(ShardError):
-    """Raised if a placement does not fit its tensor, its mesh or the declared placement.
+    """Raised if a placement does not fit its tensor or its mesh, or differs from the declared
+    placement.
 
     Example:
         >>> import torch, shardfn as sf
@@ -262,9 +263,10 @@ class RankLostError(ShardError):
         message: the full text of the error.
         rank: the lost rank.
         host: the host of the lost rank.
-        heard: the seconds since its last heartbeat.
-        doing: its call, its stage and its source line at the last heartbeat.
-        fields: the fields of ShardError.
+        heard: the seconds since the last heartbeat of the lost rank.
+        doing: the call, the stage and the source line that the lost rank reported in its last
+            heartbeat.
+        fields: the fields of the base class ShardError, such as arg_path.
 
     Example:
         >>> error = RankLostError("step: rank 3 on host b has ended", rank=3, host="b")
@@ -295,10 +297,10 @@ class CapacityError(ShardError):
 
     Args:
         message: the full text of the error.
-        rank: the coordinate, on the mesh axis, of the rank with the most rows.
+        rank: the index, along the mesh axis, of the rank that would receive the most rows.
         received: the number of rows that this rank would receive.
-        bound: the number of rows that its buffer holds.
-        fields: the fields of ShardError.
+        bound: the number of rows that the buffer of this rank holds.
+        fields: the fields of the base class ShardError, such as arg_path.
 
     Example:
         >>> import torch, shardfn as sf
@@ -357,7 +359,8 @@ class FakeValueError(ShardError):
 
 
 class CheckpointError(ShardError):
-    """Raised if a checkpoint cannot be written, is damaged, or holds another tree than requested.
+    """Raised if a checkpoint cannot be written, is damaged, or holds a different tree than
+    requested.
 
     Example:
         >>> import tempfile, torch, shardfn as sf

@@ -22,13 +22,13 @@ class Efficiency:
     """The fractions of a device's peak rates that programs reach, from 0 to 1.
 
     Args:
-        product8: the fraction of `flops8` in matrix products of 8-bit floats.
-        product16: the fraction of `flops` in matrix products.
-        product32: the fraction of `flops32` in matrix products.
-        attention: the fraction of these rates in fused attention.
-        memory: the fraction of `memory`.
-        link: the fraction of `link`.
-        network: the fraction of `network`.
+        product8: the fraction of `Hardware.flops8` that matrix products of 8-bit floats reach.
+        product16: the fraction of `Hardware.flops` that matrix products in 16 bits reach.
+        product32: the fraction of `Hardware.flops32` that matrix products in wider dtypes reach.
+        attention: the fraction of the peak rate of its dtype that fused attention reaches.
+        memory: the fraction of `Hardware.memory` that programs reach.
+        link: the fraction of `Hardware.link` that collectives inside a node reach.
+        network: the fraction of `Hardware.network` that collectives between nodes reach.
 
     Raises:
         ShardError: a fraction is not a number above 0 and up to 1.
@@ -88,7 +88,7 @@ class Link:
     bandwidth: float
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
-        """Return the seconds of a collective of `nbytes` over n ranks, as a ring."""
+        """Return the seconds that a ring collective of `nbytes` bytes over n ranks takes."""
         accept("Link.send", kind=kind, nbytes=nbytes, n=n)
         row = COLLECTIVES.get(kind)
         if row is None:
@@ -125,11 +125,12 @@ class Hardware:
         capacity: the memory of a device, in bytes. None means that it is not known.
         flops8: operations per second, in matrix products of 8-bit floats. None means the value of
             `flops`.
-        launch: seconds that the start of one kernel takes on the device.
+        launch: seconds that the device needs to start one kernel.
         efficiency: the fractions of these rates that programs reach. By default, programs reach the
-            full rates.
-        float8: whether 16-bit matrix products are predicted as if they ran in 8 bits with dynamic
-            scales. Each operand is then read twice and written once more.
+            peak rates.
+        float8: whether the prediction assumes that 16-bit matrix products run in 8 bits, with
+            dynamic scales. The prediction includes the casts to 8 bits: each operand is read twice,
+            and written once in 8 bits.
 
     Raises:
         ShardError: a value is not a number.
@@ -170,7 +171,9 @@ class Hardware:
     def compute(
         self, flops: float, nbytes: float, dtype: torch.dtype, is_attention: bool = False
     ) -> float:
-        """Return the seconds of an op: the longer of its arithmetic and its memory traffic."""
+        """Return the seconds that an op takes: the longer of its arithmetic and its memory
+        traffic.
+        """
         accept(
             "Hardware.compute", flops=flops, nbytes=nbytes, dtype=dtype, is_attention=is_attention
         )
@@ -181,7 +184,7 @@ class Hardware:
         return self.launch + max(arithmetic, nbytes / (share.memory * self.memory))
 
     def send(self, kind: str, nbytes: float, n: int) -> float:
-        """Return the seconds of a collective over n ranks of one node."""
+        """Return the seconds that a collective over n ranks of one node takes."""
         return self._inside().send(kind, nbytes, n)
 
     def _inside(self) -> Link:
@@ -189,8 +192,8 @@ class Hardware:
         return Link(self.latency, self.efficiency.link * self.link)
 
     def links(self, axes: MeshAxes) -> dict[str, Link]:
-        """Return the link of each axis of a mesh whose ranks fill nodes in row-major order. The
-        ranks of an axis that share a node send to other nodes at the same time.
+        """Return the link of each axis of a mesh whose ranks fill nodes in row-major order. Ranks
+        of an axis that are on the same node send to other nodes at the same time.
         """
         links = {}
         physical = physical_links(self, axes)

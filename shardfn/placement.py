@@ -17,13 +17,13 @@ REDISTRIBUTE = "sf.shard(lambda x: x, mesh, None, placements)(x), which redistri
 
 
 class Stage(Placement):
-    """A placement on one mesh axis, for pipeline stages. One coordinate holds the global value, and
-    the others hold an empty local tensor.
+    """A placement on one mesh axis, for pipeline stages. One rank along the axis holds the global
+    value, and the other ranks hold an empty local tensor.
 
     Args:
-        coordinate: the coordinate on the mesh axis, from 0.
-        chunk: the number of the stage on that coordinate, if a coordinate has several stages
-            (virtual stages).
+        coordinate: the index, along the mesh axis, of the rank that holds the value, from 0.
+        chunk: the index of the stage on this rank, if each rank has several stages (virtual
+            stages).
 
     Raises:
         PlacementError: at the first use of the placement: the mesh axis has no such stage.
@@ -42,11 +42,12 @@ class Stage(Placement):
         self.coordinate, self.chunk = coordinate, chunk
 
     def is_replicate(self) -> bool:
-        """Refuse torch's redistribution to a stage. Torch 2.13 calls this method first, and would
-        change only the placement.
+        """Raise an error, because torch's DTensor cannot redistribute a tensor to a stage. Torch
+        2.13 calls this method at the start of a redistribution, and without the error it would
+        change the placement but not the values.
 
         Raises:
-            PlacementError: always raised.
+            PlacementError: raised at every call.
         """
         raise PlacementError.of(
             "redistribute of a DTensor",
@@ -69,8 +70,9 @@ class Stage(Placement):
 
 
 class Zigzag(Placement):
-    """A placement on one mesh axis that balances causal attention. The dim consists of 2n equal
-    chunks, and rank r of n holds chunks r and 2n - 1 - r. A zigzag changes no value of a program.
+    """A placement on one mesh axis that gives all ranks the same amount of causal attention. The
+    dim consists of 2n equal chunks, and rank r of n holds chunks r and 2n - 1 - r. This placement
+    does not change the values that a program computes.
 
     Args:
         dim: the tensor dim that is sharded.
@@ -92,11 +94,12 @@ class Zigzag(Placement):
         self.dim = dim
 
     def is_replicate(self) -> bool:
-        """Refuse torch's redistribution to a zigzag. Torch 2.13 calls this method first, and would
-        change only the placement.
+        """Raise an error, because torch's DTensor cannot redistribute a tensor to a zigzag. Torch
+        2.13 calls this method at the start of a redistribution, and without the error it would
+        change the placement but not the values.
 
         Raises:
-            PlacementError: always raised.
+            PlacementError: raised at every call.
         """
         raise PlacementError.of(
             "redistribute of a DTensor",
@@ -159,12 +162,13 @@ class P:
     Args:
         parts: for each tensor dim, an axis name, a tuple of names, or None. Dims without an entry
             are not sharded. The first axis of a tuple shards the dim, and the next axis shards each
-            chunk. If the order of a tuple differs from that of the mesh, torch's DTensor must
-            support these shards, which it does for most sizes. `"tp*3"` views the dim as 3 equal
-            blocks, and shards each block over tp, as for a packed weight of queries, keys and
-            values. `sf.zigzag("cp")` balances a causal sequence.
-        stages: by mesh axis, the pipeline stage that holds the tensor: `P(None, "tp", pp=2)`, or an
-            `sf.Stage`.
+            of these shards again. The axes in a tuple may have another order than in the mesh if
+            torch's DTensor supports the resulting shards, as it does for most sizes. `"tp*3"`
+            divides the dim into 3 equal blocks and shards each block over tp, as for a packed
+            weight of queries, keys and values. `sf.zigzag("cp")` shards a causal sequence so that
+            all ranks have the same amount of attention to compute.
+        stages: for a pipeline axis of the mesh, the stage that holds the tensor: a number, as in
+            `P(None, "tp", pp=2)`, or an `sf.Stage`.
 
     Raises:
         PlacementError: at the first use of the placement: the mesh has no such axis, or the tensor

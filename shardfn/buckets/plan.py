@@ -24,18 +24,21 @@ SHOWN = 8  # problems in an error
 
 @attrs.frozen
 class BucketPlan:
-    """The buckets of a program, in the order in which they are filled, equal on all ranks.
+    """The buckets of a program, in the order in which the program fills them. All ranks have the
+    same plan.
 
     Args:
         name: the name of the program.
         mesh: the axes of the mesh, as text.
         buckets: the buckets, each of which is one collective.
-        ignored: the leaves that are reduced separately.
+        ignored: the paths of the leaves whose gradients are reduced one by one, outside of the
+            buckets.
         unused: the leaves on which the loss does not depend. The gradient of such a leaf is zero,
             and is not sent.
-        local: the leaves whose gradient needs no communication.
-        unreduced: the leaves whose gradient is returned as Partial, for a later program to reduce.
-        unbucketed: all other collectives through which a gradient passes.
+        local: the paths of the leaves whose gradients need no communication.
+        unreduced: the leaves whose gradients are returned as Partial, for a later program to
+            reduce.
+        unbucketed: the other collectives on the way to a gradient, which belong to no bucket.
 
     Example:
         >>> BucketPlan("f", "(dp=2)").merge
@@ -66,10 +69,10 @@ class BucketPlan:
         return (*self.ignored, *self.unused, *self.local, *self.unreduced)
 
     def merge(self, *indices: int) -> BucketPlan:
-        """Return the plan with these buckets merged into the first.
+        """Return the plan with the given buckets merged into the first of them.
 
         Raises:
-            TreeError: a bucket does not exist, or the buckets cannot be one collective.
+            TreeError: one of the buckets does not exist, or one collective cannot send all of them.
         """
         for index in indices:
             accept("BucketPlan.merge", indices=index)
@@ -104,10 +107,12 @@ class BucketPlan:
         return self.renumbered(rest)
 
     def split(self, index: int, at: int) -> BucketPlan:
-        """Return the plan with one bucket split before its leaf number `at`.
+        """Return the plan with one bucket split in two, before the leaf at position `at` of the
+        bucket.
 
         Raises:
-            TreeError: the bucket does not exist, or one part has no leaves.
+            TreeError: the bucket does not exist, or one of the two new buckets would have no
+                leaves.
         """
         accept("BucketPlan.split", index=index, at=at)
         whole = self._bucket(index)
@@ -129,7 +134,7 @@ class BucketPlan:
         return self.buckets[index]
 
     def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
-        """Return the plan with other buckets, numbered from 0."""
+        """Return the plan with the given buckets in place of its own, numbered from 0."""
         return attrs.evolve(
             self, buckets=tuple(attrs.evolve(b, index=i) for i, b in enumerate(buckets))
         )
@@ -147,7 +152,7 @@ class BucketPlan:
         """Parse a plan from JSON.
 
         Raises:
-            TreeError: the text is not a bucket plan. The error lists the wrong values.
+            TreeError: the text is not a bucket plan. The error lists the wrong values in the text.
         """
         plan, wrong = read(cls, text, required=["buckets"])
         if not wrong and (problem := uneven(plan.buckets)):
@@ -161,18 +166,21 @@ class BucketPlan:
     def rows(
         self, name: str, leaves: Sequence[str], region: int | None = None
     ) -> dict[str, list[Row]]:
-        """Return the rows of each leaf, with one row for each collective.
+        """Return, for each leaf, the entries of the plan: one for each bucket that contains the
+        leaf.
 
-        Buckets are numbered by their position in the plan. Two entries with the same `index` are
-        one bucket.
+        Buckets are numbered by their position in the plan. Two buckets with the same `index` count
+        as one bucket.
 
         Args:
-            name: the name of the function that follows the plan, for error messages.
+            name: the name of the function that uses the plan, for error messages.
             leaves: the leaves that the function differentiates.
-            region: the index of the bucketed_grad call in the program. Any call if not given.
+            region: the index of the bucketed_grad call in the program. Without `region`, the
+                entries of all calls are returned.
 
         Raises:
-            TreeError: the plan has other leaves, or contradicts itself.
+            TreeError: the leaves of the plan differ from `leaves`, or the buckets of the plan
+                contradict each other.
         """
         self._refuse_contradictions(name)
         mine = [b for b in self.buckets if region is None or b.region == region]
@@ -241,7 +249,9 @@ class BucketPlan:
 
     @constant_in_graph
     def as_constant(self) -> str:
-        """Return the plan as text that a function may use while it is captured."""
+        """Return the plan as JSON text. A function may call this method while the function is
+        captured.
+        """
         return self.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:

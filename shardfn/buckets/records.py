@@ -14,12 +14,13 @@ from ..ops.text_formats import parse_record, print_record
 
 @attrs.frozen
 class Bucket:
-    """A set of gradients to reduce, or of parameters to gather, that one collective sends.
+    """A set of gradients or parameters that one collective reduces or gathers.
 
-    `nbytes` counts the bytes that a rank with full shards reduces or gathers, without the fused
-    small reductions. A program that follows a plan uses its buckets, their order, and the leaves of
-    each bucket with their order. The `cap` of a plan is copied. The fields `ready`, `first_use`,
-    `riding`, `inside` and `times` describe the program and are recomputed.
+    `nbytes` counts the bytes that a rank reduces or gathers if its shards have the full size,
+    without the fused small reductions. A program that is given a plan uses the buckets of the plan,
+    and the leaves of each bucket, in the order of the plan. The new program's plan shows the same
+    `cap` as the given plan. The fields `ready`, `first_use`, `riding`, `inside` and `times`
+    describe one program, and are computed again for each program that uses the plan.
 
     Args:
         index: the position of the bucket in the plan, from 0.
@@ -30,11 +31,13 @@ class Bucket:
         phase: forward or backward.
         leaves: the paths of the parameters.
         sizes: the size of each leaf, in bytes.
-        cap: the size in bytes at which the bucket is closed.
+        cap: the size in bytes at which the bucket is closed, so that later gradients go to the next
+            bucket.
         ready: the op that computes the last gradient of the bucket.
         first_use: the first op that reads the result of the bucket.
         region: the index of the bucketed_grad call in the program.
-        riding: the bytes of the fused small reductions, such as that of the loss.
+        riding: the bytes of small reductions that share the collective, such as the all-reduce of
+            the loss.
         inside: the loop or branch that contains the bucket, with its source line. Empty if no loop
             or branch contains it.
         times: how often one call of the program sends the bucket.
@@ -73,7 +76,7 @@ class Bucket:
 
     @property
     def extended(self) -> bool:
-        """True if the bucket exceeds its cap, because a leaf is never split."""
+        """True if the bucket is larger than its cap, because a single leaf is never split."""
         return self.nbytes > self.cap
 
 

@@ -28,7 +28,7 @@ PUBLIC_READERS = {  # of a value that is not an op's
 class Explanation:
     """The collectives of one rank's program, printed as a table in the order of their start.
 
-    The table lists the collectives in the body of a scan once, with the number of runs.
+    A collective in the body of a scan is listed once, with the number of times that it runs.
 
     Args:
         name: the name of the transformed function.

@@ -66,18 +66,20 @@ def _is_index(x: Any) -> bool:
 
 @attrs.frozen(repr=False, cache_hash=True)
 class Schedule:
-    """The order of the actions of each coordinate of a pipeline's mesh axis.
+    """The order of the actions of each rank along the pipeline axis of a mesh.
 
     An action is a tuple (kind, stage, microbatch). The kind is F (the forward), B (the gradients of
     the stage's inputs, which the previous stage waits for), W (the gradients of its weights), or BW
-    (B and W together). `sf.schedules` contains the published schedules.
+    (B and W together). `sf.schedules` contains schedules from published papers, such as GPipe and
+    1F1B.
 
     Args:
         name: a name for printing.
-        table: one row for each coordinate: a sequence of (kind, stage, microbatch).
+        table: for each rank along the pipeline axis, the sequence of its actions, each a tuple
+            (kind, stage, microbatch).
 
     Raises:
-        ScheduleError: the table does not have this form.
+        ScheduleError: the table does not consist of such sequences.
 
     Example:
         >>> import shardfn as sf
@@ -117,18 +119,18 @@ class Schedule:
 
     @property
     def title(self) -> str:
-        """The name of the schedule, with the numbers of coordinates, stages and microbatches."""
+        """The name of the schedule, with the numbers of ranks, stages and microbatches."""
         sizes = f"{self.coordinates} coordinates, {self.stages} stages"
         return f"{self.name}: {sizes}, {self.microbatches} microbatches"
 
     @property
     def coordinates(self) -> int:
-        """The number of coordinates of the mesh axis."""
+        """The number of ranks along the pipeline axis."""
         return len(self.table)
 
     @property
     def actions(self) -> Iterable[Action]:
-        """The actions of all coordinates."""
+        """The actions of all ranks along the pipeline axis, one rank after the other."""
         return (action for row in self.table for action in row)
 
     @functools.cached_property
@@ -146,16 +148,16 @@ class Schedule:
         return homes
 
     def home(self, stage: int) -> int:
-        """Return the coordinate that computes a stage.
+        """Return the rank along the pipeline axis that computes a stage.
 
         Args:
-            stage: a number from 0 up to `stages`.
+            stage: the number of the stage, from 0 up to `stages` - 1.
 
         Returns:
-            The coordinate of the mesh axis.
+            The index of the rank along the pipeline axis.
 
         Raises:
-            ScheduleError: the schedule has no such stage, or puts it on two coordinates.
+            ScheduleError: the schedule has no such stage, or assigns the stage to two ranks.
 
         Example:
             >>> import shardfn as sf
@@ -193,32 +195,35 @@ class Schedule:
         costs: Mapping[str, float] | None = None,
         alive: int | None = None,
     ) -> Checked:
-        """Prove that the schedule runs to its end, regardless of how long messages take, and
-        compute its cost.
+        """Prove that the schedule runs to its end however long messages take, and compute its cost.
 
-        Each stage is on one coordinate. Each microbatch runs through each stage once in F, and once
-        in B and W or in BW. Each action comes after the actions that it needs. Each message is
-        received once. No coordinates wait for each other in a cycle, even if a coordinate waits to
-        send while `on_the_way` of its messages to the same coordinate are not received.
+        Each stage must be on one rank along the pipeline axis. Each microbatch must run through
+        each stage once in F, and once either in B and W or in BW. Each action must come after the
+        actions whose results it reads. Each message must be received exactly once. Ranks must not
+        wait for each other in a cycle, even if a rank that has sent `on_the_way` messages to
+        another rank must wait until one of them is received.
 
         Args:
-            stages: the number of stages of the pipeline. None means that of the schedule.
-            on_the_way: the number of messages from one coordinate to another that may be in flight.
-            costs: the times of F, B and W. None means 1 for each. BW takes the time of B plus W,
-                unless costs contains BW.
-            alive: the largest number of activations that a coordinate may keep. None means any
-                number.
+            stages: the number of stages of the pipeline. By default, this is the number of stages
+                of the schedule.
+            on_the_way: the number of messages from one rank to another that may be in flight at
+                once.
+            costs: the times that the actions F, B and W take. By default, each of these actions
+                takes the time 1. BW takes the sum of the times of B and W, unless `costs` contains
+                BW.
+            alive: the largest number of activations that a rank may keep. None allows any number of
+                activations.
 
         Returns:
-            A record with `alive`, the most activations that each coordinate keeps; `time`, from the
-            first action to the last; `busy`, the time in which each coordinate computes; and
-            `idle`, the share of time in which coordinates wait. These times do not include
+            A record with `alive`, the most activations that each rank keeps; `time`, from the first
+            action to the last; `busy`, the time in which each rank computes; and `idle`, the share
+            of the time in which ranks wait. The times in the record do not include the sending of
             messages.
 
         Raises:
             ScheduleError: the schedule does not run to its end. The error names the missing,
-                repeated, early or unmatched actions, the cycle of waits, or the coordinates that
-                keep too many activations.
+                repeated, early or unmatched actions, the cycle of waits, or the ranks that keep too
+                many activations.
 
         Example:
             >>> import shardfn as sf

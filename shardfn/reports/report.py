@@ -34,12 +34,13 @@ MeshLike = DeviceMesh | Mapping[str, int]
 
 @attrs.frozen(eq=False)
 class Report:
-    """The report of a step, which prints as a summary of the step.
+    """A report on the predicted cost of a step, which prints as a summary.
 
     Args:
         path: the path of the HTML page.
         summary: the figures of the printed summary.
-        collectives: the collectives of a rank, by source line, those with the longest wait first.
+        collectives: the collectives of one rank by source line, sorted by the time that the rank
+            waits for them, longest first.
         suggestions: placements that avoid some of the collectives.
         contents: everything that the page shows.
 

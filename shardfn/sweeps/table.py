@@ -164,14 +164,14 @@ class Refused:
 
 @attrs.frozen(eq=False)
 class Sweep:
-    """A table that compares one step on meshes, in layouts and variants, and on hardware. A sweep
-    prints as a table.
+    """A table that compares one step over meshes, strategies, variants and hardware. A sweep prints
+    as a table.
 
     Args:
         name: the name of the step.
         rows: the rows of the table: those that fit in memory first, and the fastest of these at the
             top.
-        refused: the impossible combinations, each with the reason.
+        refused: the combinations that cannot run, each with the reason.
 
     Example:
         >>> import shardfn as sf
@@ -194,13 +194,13 @@ class Sweep:
 
     @property
     def plans(self) -> tuple[Row, ...]:
-        """Return the rows, under the name that `plan` uses."""
+        """Return the same rows as the field `rows`."""
         return self.rows
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """Return the rows for which no other row on the same hardware fits and is better in both
-        time and peak.
+        """Return the rows for which no row that fits in memory is better in both time and memory
+        peak on the same hardware.
         """
         return tuple(row for row in self.rows if row.is_front)
 

@@ -81,11 +81,11 @@ class Audit:
     Args:
         name: the name of the distributed step.
         world: the number of ranks.
-        rows: one row for each value that differs, in the order of the step: initial values,
-            gradients, parameters after the step, buffers, results, losses.
+        rows: one row for each value that differs between the two steps. Initial values come first,
+            then gradients, parameters after the step, buffers, results and losses.
         compared: the number of values that were compared.
-        notes: remarks, such as parts of the step that the audit could not follow, and means of
-            means.
+        notes: remarks, such as parts of the step that the audit could not follow, and losses that
+            are means of means.
 
     Example:
         >>> import torch, shardfn as sf
@@ -102,7 +102,7 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """True if no value differs."""
+        """True if no value differs between the distributed step and the step of one device."""
         return not self.rows
 
     def __bool__(self) -> bool:

@@ -55,7 +55,9 @@ class Saving:
         return not self._thread.is_alive()
 
     def finish(self) -> None:
-        """Wait until the writing has ended. Errors are raised by `wait`."""
+        """Wait until the checkpoint is complete, or until writing it has failed. If writing has
+        failed, `finish` raises no error, but `wait` does.
+        """
         self._thread.join()
 
     def wait(self) -> str:

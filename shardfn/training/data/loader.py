@@ -17,15 +17,16 @@ from .sources import Batch, Indexed, Whole, generators_of, is_by_rows, is_indexe
 
 
 class Loader:
-    """An iterable over batches as DTensors. Each `for` loop over it is one epoch.
+    """An iterable of batches, in which every tensor is a DTensor. Each `for` loop over it is one
+    epoch.
 
     Args:
         data: the global batches.
         mesh: a DeviceMesh.
-        placements: a prefix tree over a batch.
+        placements: a prefix tree of placements over a batch.
         seed: the seed of samplers that have no generator.
-        rows: the placement of the rows, if each rank reads only its own rows. None if each rank
-            reads all rows.
+        rows: the placement of the batch dim, if each rank reads only the rows of its own shards.
+            None if each rank reads all rows.
 
     Example:
         >>> import torch, shardfn as sf
@@ -115,11 +116,12 @@ class Loader:
         return batch, tree
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loader, for `sf.save` or `torch.save`. The state fits any
-        number of ranks.
+        """Return the position of the loader, for `sf.save` or `torch.save`. The state can be loaded
+        on any number of ranks.
 
         Returns:
-            Numbers, the states of generators, and the state of the data if it has one.
+            A dict of numbers, the states of random generators, and the state of `data` if `data`
+            has a `state_dict`.
 
         Example:
             >>> import torch, shardfn as sf
@@ -150,14 +152,14 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, also on another number of ranks. The next epoch has the
-        remaining batches.
+        """Continue from a saved state, on the same or another number of ranks. The next `for` loop
+        returns the batches of the epoch that had not been returned when the state was saved.
 
         Args:
             state: the result of `state_dict` of a loader of the same data.
 
         Raises:
-            CheckpointError: the state is not that of a loader of the same data.
+            CheckpointError: the state was not saved by a loader of the same data.
 
         Example:
             >>> import torch, shardfn as sf

@@ -72,14 +72,16 @@ class Strategy:
     Args:
         name: the name of the strategy, such as "zero3".
         params: the placement of each parameter, between steps.
-        grads: the placement of each gradient, for `sf.constrain`.
-        state: the placement of each parameter's optimizer state, for `opt.state_placements`.
-        batch: the placement of the inputs, of shape (batch, ...).
-        activations: the placement of values between layers, of shape (batch, sequence, features),
-            for `sf.pin` or `sf.constrain`.
-        attention: by mesh axis, the method of sharded attention, for `sf.shard(attention=)`.
-        rows: by mesh axis, the number of rows that a rank can receive for its experts, for
-            `sf.shard(rows=)`.
+        grads: the placement of each gradient, to pass to `sf.constrain`.
+        state: the placement of the optimizer state of each parameter, to pass to
+            `opt.state_placements`.
+        batch: the placement of the inputs, whose first dim is the batch.
+        activations: the placement of the values between layers, of shape (batch, sequence,
+            features), to pass to `sf.pin` or `sf.constrain`.
+        attention: for each mesh axis, the method of sharded attention, to pass to
+            `sf.shard(attention=)`.
+        rows: for each mesh axis, the number of token rows that a rank can receive for its experts,
+            to pass to `sf.shard(rows=)`.
 
     Example:
         >>> import torch, shardfn as sf
