@@ -40,14 +40,16 @@ def print(fmt: str, *args: Any, ranks: str = "first", **kwargs: Any) -> None:
     """Print values each time the program runs.
 
     Args:
-        fmt: a format text, as for `str.format`: "{}" for an argument, "{name}" for an argument by
-            name. A tensor of one element accepts the format of a number: "{:.3f}".
+        fmt: a format text, as for `str.format`: "{}" for a positional argument, "{name}" for a
+            keyword argument. A tensor of one element accepts the formats of numbers, such as
+            "{:.3f}".
         args: tensors, constants, and trees of both. Tensors are printed with their global values.
-        ranks: "first" prints on rank 0. "all" prints on each rank, with its number.
-        kwargs: more values, by name.
+        ranks: "first" prints on rank 0. "all" prints on each rank, with the number of the rank.
+        kwargs: values for the names in fmt.
 
     Raises:
-        ShardError: fmt is not a text or does not fit the arguments, or ranks has another value.
+        ShardError: fmt is not a str or does not fit the arguments, or ranks is neither "first" nor
+            "all".
 
     Example:
         >>> import torch, shardfn as sf
@@ -67,12 +69,12 @@ def callback(fn: Callable[..., Any], *args: Any, ranks: str = "first", **kwargs:
 
     Args:
         fn: any function. Its result is ignored. A program with a callback cannot be saved.
-        args: tensors, constants, and trees of both. fn gets plain tensors of global values.
+        args: tensors, constants, and trees of both. fn gets ordinary tensors with global values.
         ranks: "first" calls fn on rank 0. "all" calls fn on each rank.
-        kwargs: more values, by name.
+        kwargs: more values for fn, passed by name.
 
     Raises:
-        ShardError: fn is not a function, or ranks has another value.
+        ShardError: fn is not a function, or ranks is neither "first" nor "all".
 
     Example:
         >>> import torch, shardfn as sf
@@ -96,10 +98,10 @@ def breakpoint(**values: Any) -> None:
     dict of variables for each rank of this process.
 
     Args:
-        values: more values, by name.
+        values: more values to show in the debugger, by name.
 
     Raises:
-        TypeError: a value has no name.
+        TypeError: a value is passed without a name.
 
     Example:
         >>> import torch, shardfn as sf

@@ -48,8 +48,9 @@ def make_mesh(
         device_type: "cpu", "cuda", ... The default is the type of torch's default device.
         links: a `Link` for each axis, if the axes differ in speed. With links, a byte over a slow
             axis costs more in sharding propagation.
-        timeout: the seconds for processes to connect, and for each collective of the mesh and of
-            the world. The default is the timeout of the process group, or torch's default.
+        timeout: the seconds that processes may take to connect, and that each collective of the
+            mesh and of the world may take. The default is the timeout of the process group, or
+            torch's default.
 
     Returns:
         A DeviceMesh. Under torchrun, `make_mesh` also initialises the process group, if there is
@@ -200,8 +201,8 @@ def restore_meshes(before: tuple[tuple[DeviceMesh, int], ...]) -> None:
 
 
 def current_mesh() -> DeviceMesh | None:
-    """Return the mesh of the innermost `use_mesh` or torch's `with mesh:`. Outside of both, return
-    None.
+    """Return the mesh of the innermost `with use_mesh(mesh):` or `with mesh:` statement. Outside of
+    such statements, the result is None.
 
     Returns:
         A DeviceMesh or None.

@@ -112,15 +112,17 @@ class fake_world(contextlib.ContextDecorator):
     """Simulate a world of n ranks in this process, as a context manager or a decorator.
 
     The world belongs to the process, like torch's process group: all threads are in it until a
-    thread leaves it. Two worlds at the same time are an error. The meshes of a world end with it.
+    thread leaves it. Two worlds at the same time are an error. When a world ends, its meshes can no
+    longer be used.
 
     Args:
         n: the number of ranks, from 1 to 2**20.
         rank: the rank whose coordinates and local tensors this process shows.
-        numerics: True simulates every rank with true values. False captures and compiles for `rank`
+        numerics: True computes the values of every rank. False captures and compiles for `rank`
             only, and reading a value raises `FakeValueError`.
-        unless_launched: True has no effect in a process that torchrun has started as one of
-            several. One script then runs both simulated and on real ranks, which `make_mesh` joins.
+        unless_launched: If True, `fake_world` has no effect in a process that torchrun has started
+            as one of several. The same script then runs on simulated ranks, or on real ranks that
+            `make_mesh` connects.
 
     Raises:
         ShardError: n or rank is out of range, or a process group exists already.
@@ -200,8 +202,8 @@ class fake_world(contextlib.ContextDecorator):
         ranks can leave it, so a notebook need not keep the object.
 
         Raises:
-            ShardError: no world was started, the world has another size, or a `with` statement has
-                entered it.
+            ShardError: no world was started, the world has another number of ranks, or a `with`
+                statement has entered the world.
         """
         if self.is_left_out:
             return

@@ -28,15 +28,17 @@ REPEATS = 7
 def measure_hardware(link: Link | None = None) -> Hardware:
     """Measure torch's default device, and the link to the other ranks.
 
-    The measured rates are those that programs reach, so each efficiency is 1. Only the efficiency
-    of attention is the ratio of its rate to that of matrix products, in float32.
+    The measured rates are those that programs reach, so each efficiency except that of attention is
+    1. The efficiency of attention is the rate of attention divided by the rate of matrix products,
+    both in float32.
 
     Under torchrun, every rank must call `measure_hardware`. All ranks return the rates of the
     slowest rank.
 
     Args:
         link: the link among the ranks. None measures the link if there are other ranks. Without
-            other ranks, as in a fake world, sending takes no time.
+            other ranks, as in a fake world, the `Hardware` has a link on which sending takes no
+            time.
 
     Returns:
         The measured `Hardware`, for `Lowered.time`.

@@ -41,9 +41,9 @@ def plan(
     """Compare meshes of several shapes for a step. The table shows the best placements on each
     mesh, the time, the bytes that a rank sends, and its memory peak.
 
-    With `pipelines`, `plan` also compares schedules, each on the meshes whose `axis` has as many
-    coordinates. With `pipelines`, the function is called as `fn(*args, schedule=...)`, and must
-    pass the schedule to `pipelined_grad`.
+    With `pipelines`, `plan` also compares schedules, each on the meshes whose pipeline axis has as
+    many ranks as the schedule. With `pipelines`, the function is called as `fn(*args,
+    schedule=...)`, and must pass the schedule to `pipelined_grad`.
 
     The function is captured once, or once for each schedule. No step runs, and no ranks are needed.
 
@@ -56,21 +56,22 @@ def plan(
         memory: the memory limit of a rank, in bytes or as text such as "80GiB".
         hardware: an `sf.Hardware`, or the name of one, such as "H100".
         in_placements: the placements that are already fixed: a prefix tree over the positional
-            arguments, with `sf.auto` where `plan` chooses. With `pipelines`, all placements must be
-            given, as a tree or as a function of (mesh, schedule).
+            arguments, with `sf.auto` for the placements that `plan` chooses. With `pipelines`, all
+            placements must be given, as a tree or as a function of (mesh, schedule).
         axis_names: the names of the axes, as many as the mesh with the most axes has. The default
             is "dp", "cp" and "tp". With `pipelines`, the default is `axis`, "dp" and "tp".
-        pipelines: `sf.Schedule`s, which define coordinates, stages and microbatches. None means no
-            pipeline.
+        pipelines: the `sf.Schedule`s to compare, each of which has its own numbers of ranks, stages
+            and microbatches. None compares steps without a pipeline.
         axis: the mesh axis of the stages, as in `pipelined_grad`.
 
     Returns:
-        An `sf.Sweep`, which prints as a table. `rows` are sorted by time, with `time`, `memory`,
-        `sent`, `placements`, and, with `pipelines`, `schedule` and `idle`. `best` is the best row.
-        `refused` lists meshes on which nothing fits, and schedules above the limit.
+        An `sf.Sweep`, which prints as a table. `rows` is sorted by time, and each row has `time`,
+        `memory`, `sent`, `placements`, and, with `pipelines`, `schedule` and `idle`. `best` is the
+        best row. `refused` lists the meshes and schedules for which the step does not fit into the
+        memory limit.
 
     Raises:
-        PlacementError: nothing fits on any mesh, or, with `pipelines`, placements are missing.
+        PlacementError: no placements fit on any mesh, or, with `pipelines`, placements are missing.
         ScheduleError: a schedule fits no mesh, a mesh fits no schedule, or the function does not
             use the schedule.
         ShardError: the hardware is unknown, or memory is not a number of bytes.

@@ -130,7 +130,7 @@ def ema(decay: float, *, debias: bool = False) -> Ema:
         An object with `init`, `update` and `average`.
 
     Raises:
-        ShardError: decay is outside of 0 to 1.
+        ShardError: decay is not a number from 0 to 1.
 
     Source: torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn; optax.ema.
 

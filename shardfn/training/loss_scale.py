@@ -184,9 +184,10 @@ def loss_scale(
 ) -> LossScale:
     """Scale the loss, so that small gradients in float16 do not become 0.
 
-    First write `scaler = sf.loss_scale()`, `state = scaler.init()`, and `scaler.scale(loss, state)`
-    in the function that is differentiated. Then write `grads, finite = scaler.unscale(grads,
-    state)`, `scaler.select(finite, new, old)` and `state = scaler.update(state, finite)`.
+    Write `scaler = sf.loss_scale()` and `state = scaler.init()` once, and return
+    `scaler.scale(loss, state)` from the function that is differentiated. Then, in each step, write
+    `grads, finite = scaler.unscale(grads, state)`, `scaler.select(finite, new, old)` and `state =
+    scaler.update(state, finite)`.
 
     Args:
         initial: the initial scale.

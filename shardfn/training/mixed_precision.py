@@ -128,23 +128,24 @@ def mixed_precision(
 ) -> MixedPrecision:
     """Compute a function in a smaller dtype than the dtype of its parameters.
 
-    The floating-point tensors of the arguments are cast. Sharded parameters are cast before they
-    are gathered, so a gather sends fewer bytes. Gradients have the dtype of the parameters, which
-    the optimizer updates.
+    The floating-point tensors in the arguments are cast to the dtype `compute`. Sharded parameters
+    are cast before they are gathered, so a gather sends fewer bytes. Gradients have the dtype of
+    the parameters, which the optimizer updates.
 
     Args:
         fn: a function whose first argument is the parameters: a tensor or a pytree.
         compute: the dtype of the computation.
         params: the dtype of the parameters, and of their gradients.
-        reduce: the dtype in which gradients are reduced over ranks: that of `compute`, which sends
-            the fewest bytes, or that of `params`, which rounds no sum.
+        reduce: the dtype in which gradients are reduced over ranks. The dtype of `compute` sends
+            the fewest bytes, and the dtype of `params` does not round the sums.
             `bucketed_grad(reduce_dtype=)` takes precedence.
         keep: patterns for parameters that are not cast, such as `"**.norm.weight"`: globs over
             their paths.
-        argnums: the positions of the arguments that are cast. The default is all.
+        argnums: the positions of the arguments that are cast. By default, all arguments are cast.
 
     Returns:
-        A function of the same arguments. The results have the dtypes that fn gives them.
+        A function with the same arguments as fn. The results are not cast, and have the dtypes that
+        fn computes.
 
     Raises:
         ShardError: a dtype is wrong, a parameter has another dtype, or a pattern matches no

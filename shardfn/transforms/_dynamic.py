@@ -22,18 +22,19 @@ def mark_dynamic(
     """Mark a dim of x whose size may change from call to call, so a function of x is captured once
     for all sizes.
 
-    The function that is called with x is captured with a symbol for this size, and partitioned for
-    each size of later calls. Later calls with other sizes do not read the Python code again,
-    whether their tensors are marked or not. If a size breaks a condition in the Python code, such
-    as `if x.shape[0] > 4`, the function is captured again. Sizes 0 and 1 are also captured
+    A function that is called with x is captured with a symbol for this size, and partitioned
+    separately for each size of later calls. Later calls with other sizes do not run the Python code
+    again, even if their tensors are not marked. If a size breaks a condition in the Python code,
+    such as `if x.shape[0] > 4`, the function is captured again. Sizes 0 and 1 are also captured
     separately.
 
     Args:
-        x: a tensor or a DTensor, of any shape. The mark belongs to this tensor object, and results
-            do not inherit it.
+        x: a tensor or a DTensor, of any shape. The mark belongs to this tensor object, and tensors
+            that are computed from it are not marked.
         dim: the dim, or several dims.
         strict: whether to raise an error if the function needs a constant size, for example as a
-            Python number. Otherwise, the function is captured separately for each such size.
+            Python number. If False, the function is captured separately for each size that it needs
+            as a constant.
 
     Returns:
         x.
@@ -41,7 +42,8 @@ def mark_dynamic(
     Raises:
         ShardError: x is not a tensor, or has no such dim.
         CaptureError: `mark_dynamic` is called inside a captured function. When called: the function
-            needs a constant size of a strict dim. The error names the source line and the constant.
+            needs a constant size of a dim that is marked as strict. The error names the source line
+            and the constant.
 
     Source: torch._dynamo.mark_dynamic (strict) and maybe_mark_dynamic, whose marks count too.
 

@@ -195,7 +195,7 @@ def functionalize(
     arguments. The call returns the buffers that the module writes to or assigns, such as
     BatchNorm's statistics. The function follows `train()` and `eval()` of the module and of each
     submodule, also after `functionalize`. The function is captured once for each mode. All other
-    properties are those of the module at the time of `functionalize`: its attributes, hooks,
+    properties are those that the module has when `functionalize` is called: its attributes, hooks,
     parametrizations, submodules, and which parameters are frozen. Call `functionalize` again after
     you change one of these. The function shares objects that are not modules, such as
     `model.config`, with the module. Change their attributes only before `functionalize`.
@@ -215,12 +215,12 @@ def functionalize(
             uses. All other values in the module are constants. A module on the meta device returns
             tensors on the meta device, for `trace` and `lower` without memory.
         share: whether params and buffers share the memory of the module. An in-place write to one
-            of them, or its donation, then changes the module. Without `share`, params and buffers
-            are copies.
+            of these tensors, or its donation, then changes the module. Without `share`, params and
+            buffers are copies.
 
     Returns:
         (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns (the module's result,
-        the new buffers). It can be called alone or under any transform. `params` is a dict from
+        the new buffers). `fn` can be called alone or under any transform. `params` is a dict from
         names in `module.named_parameters()` to detached values of the parameters that require grad.
         `buffers` is a dict from names to the values of the buffers, including non-persistent ones,
         and of the frozen parameters. Under `vmap`, each sample gets its own copy of a buffer that

@@ -34,7 +34,7 @@ def init(
     init(module_fn, mesh, placements, key)`.
 
     Each rank creates only its own shards, with the values that one device would draw for the key.
-    For the key `sf.random.key(seed)`, these are the numbers of `module_fn()` under
+    For the key `sf.random.key(seed)`, the values are those of `module_fn()` under
     `sf.random.plain()` after `sf.random.state.seed(seed)`. The full module is never in memory.
 
     Args:
@@ -42,11 +42,11 @@ def init(
             initialisation, `torch.nn.init` or its own initialisation. The function is called
             several times, on tensors without values.
         mesh: a DeviceMesh. None means one device.
-        placements: one `P` for all parameters, or a dict from names or patterns (those of
-            `sf.placements`, such as "**.weight") of parameters and buffers to `P`s. The first
-            pattern that matches applies. Parameters that no pattern matches are replicated.
+        placements: one `P` for all parameters, or a dict that maps names or patterns of parameters
+            and buffers to `P`s, with the patterns of `sf.placements`, such as "**.weight". The
+            first pattern that matches applies. Parameters that no pattern matches are replicated.
             `sf.placements` and `sf.fsdp` return such dicts.
-        key: a random key, int64 (2,), replicated.
+        key: a random key, int64 (2,), with the same value on all ranks.
         backend: "inductor" or "aten", as for `jit`.
 
     Returns:

@@ -55,9 +55,9 @@ def jit(
     Results are DTensors with the placements that propagation chose. Inside another transform,
     `jit(fn)` is `fn`.
 
-    A function that calls DTensor or collectives of torch.distributed is per-rank code: its plain
+    A function that calls DTensor or collectives of torch.distributed is per-rank code: its ordinary
     tensors may differ between ranks, and its DTensors are global. Per-rank code runs on all ranks
-    of the mesh, as docs/dtensor.md says.
+    of the mesh, as docs/dtensor.md describes.
 
     Args:
         fn: a pure function of pytrees. Without fn, a decorator is returned. Each call reads what fn
@@ -65,37 +65,37 @@ def jit(
             changed, fn is captured again.
         attention: the method of sharded attention, as in `shard`, for functions of DTensors.
         backend: "inductor", or "aten", which runs the program op by op, without a compilation. In a
-            simulated world, this option has no effect, because the simulator runs op by op.
+            simulated world, `backend` has no effect, because the simulator runs op by op.
         warmup: with "aten", the first calls run op by op, while Inductor compiles in the
             background. All ranks switch to compiled code at the same call. Results before and after
-            this call may differ in rounding. If autograd follows a call, the call is compiled at
-            once.
+            this call may differ in rounding. If torch's autograd records a call, the call is
+            compiled at once.
         cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
             launch as a whole. All ops of the function must be on the GPU. Arguments whose address
             changes from call to call are copied into the graph's memory, and results are copied out
-            of it. Donated arguments with a fixed address are not copied. In worlds where nothing is
-            compiled, this option has no effect.
+            of it. Donated arguments with a fixed address are not copied. In a simulated world,
+            `cuda_graphs` has no effect.
         static_argnums: the positions of arguments that are constants of the captured program. Any
-            hashable object is allowed. If an argument differs from all earlier ones, or its
-            attributes have changed, the function is captured again. A tensor at such a position is
-            an error.
+            hashable object is allowed. If such an argument has a new value, or its attributes have
+            changed, the function is captured again. A tensor at such a position raises an error.
         donate_argnums: the positions of arguments whose memory the results may use. Using such an
             argument after the call is an error.
         seed: with "state", torch's own random calls draw from `sf.random.state`. With "required",
-            they raise an error, so every random number comes from a key.
+            torch's own random calls raise an error, so every random number comes from a key.
         dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
-            all these sizes. The value is a prefix tree over the positional arguments, as `in_axes`
-            of vmap, or a dict by argument name. A leaf is a dim, a set of dims, True for all dims,
-            or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
-        rows: by mesh axis, the number of rows that a rank can receive for its experts, as in
-            `shard`.
+            all these sizes. The value is a prefix tree over the positional arguments, like
+            `in_axes` of vmap, or a dict by argument name. A leaf is a dim, a set of dims, True for
+            all dims, or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
+        rows: for each mesh axis, the number of token rows that a rank can receive for its experts,
+            as in `shard`.
 
     Returns:
-        A function of the same arguments, with `.trace`, `.lower` and `.compile`.
+        A function with the same arguments as fn, and with the methods `.trace`, `.lower` and
+        `.compile`.
 
     Raises:
-        PlacementError, TreeError, CaptureError, RuleError: raised by the call, which names the
-            function and the argument.
+        PlacementError, TreeError, CaptureError, RuleError: raised by the call, with the name of the
+            function and of the argument.
         ShardError: backend or warmup is unknown, or the program cannot be recorded as a CUDA graph.
 
     Source: jax.jit; torch.compile(fullgraph=True).

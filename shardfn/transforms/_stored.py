@@ -15,7 +15,7 @@ from ..stored import own_folder
 
 @_compat.outside_only
 def clear_cache(*, stored: bool = False) -> None:
-    """Drop all captures and compiled programs of this process.
+    """Delete all captures and compiled programs of this process from memory.
 
     The next call of a function captures it again. Compiled programs on disk are kept, and need not
     be compiled again.
@@ -46,9 +46,10 @@ def load_compiled(
     """Load a compiled program that `Compiled.save` has written.
 
     Loading captures nothing, and does not need the function. The file contains ops by name, and
-    tensors, but no code. Only ops of a list of pure computations are allowed. A file from an
-    untrusted source may therefore compute wrong values, but it reads no file and runs no Python.
-    With Inductor, the program is compiled on this machine, or found among the stored compilations.
+    tensors, but no code. The file may contain only ops from a fixed list of pure computations. A
+    file from an untrusted source may therefore compute wrong values, but it reads no file and runs
+    no Python. With Inductor, the program is compiled on this machine, or read from the stored
+    compilations.
 
     Args:
         path: the path of the file.
@@ -58,7 +59,7 @@ def load_compiled(
             compiled.
 
     Returns:
-        The compiled program. The program accepts arguments of the saved signature.
+        The compiled program. The program accepts only arguments with the signature that was saved.
 
     Raises:
         ArtefactError: the file is damaged, or was saved for another torch, device or mesh.

@@ -34,39 +34,42 @@ def audit(
     mesh: Mapping[str, int] | None = None,
     steps: int | None = None,
 ) -> Audit:
-    """Compare a training step that is written for torch.distributed with the step of one device.
+    """Compare a training step that is written for torch.distributed with the same step on one
+    device.
 
     The distributed step runs unchanged, on `world` ranks that are threads of this process. It may
     use DistributedDataParallel, fully_shard, parallelize_module, DTensors, or hand-written
     collectives. Each rank gets a copy of the arguments, and selects its own part by
-    `dist.get_rank()`. All ranks begin with the same state of random generators. Parameters are
-    paired by name, or by their initial values. A rank may hold a part of a parameter.
+    `dist.get_rank()`. All ranks begin with the same state of the random generators. Parameters of
+    the two steps are paired by name, or by their initial values. A rank may hold only a part of a
+    parameter.
 
-    The audit compares gradients as the optimizer reads them (or as they are at the end), parameters
-    after each step, buffers, and the results of the steps. A step may return losses, modules,
-    optimizers, tensors, or trees of them. The audit also sees modules, backwards and optimizers
-    that the step does not return. If a step returns a loss and runs no backward, the audit
-    differentiates the loss.
+    The audit compares the gradients when the optimizer reads them (or at the end of the step), the
+    parameters after each step, the buffers, and the results of the steps. A step may return losses,
+    modules, optimizers, tensors, or trees of them. The audit also compares modules, backwards and
+    optimizers that the step does not return. If a step returns a loss and runs no backward, the
+    audit differentiates the loss.
 
     Args:
-        distributed: the step of each rank, a module, or the path of a script for torchrun. If the
-            step has a parameter `mesh`, it gets a DeviceMesh.
-        single: the step of one device, on the whole batch, or the path of a script. None means the
-            distributed step or script on one rank, where data loaders with a DistributedSampler
-            return the batches of all ranks.
-        args: the arguments of both steps. For scripts, the arguments of the command line.
+        distributed: the step function that each rank runs, a module, or the path of a script for
+            torchrun. If the step has a parameter `mesh`, it gets a DeviceMesh.
+        single: the step function for one device and the global batch, or the path of a script. By
+            default, this is the distributed step or script on one rank, where data loaders with a
+            DistributedSampler return the batches of all ranks.
+        args: the arguments of both steps. For scripts, these are the arguments of the command line.
         world: the number of ranks. The default is the size of the mesh, or 8.
         mesh: the sizes of the mesh axes by name, for error messages and for a step that takes a
             mesh.
-        steps: the number of optimizer steps to compare. None means all steps.
+        steps: the number of optimizer steps to compare. None compares all steps.
 
     Returns:
-        An `Audit` with the values that differ, each with its ratio, its ranks and its probable
-        cause.
+        An `Audit`, which lists the values that differ, each with its ratio, the ranks and the
+        probable cause.
 
     Raises:
-        ShardError: an argument has a wrong type. The error lists all such arguments.
-        TreeError: the sizes of world and mesh differ, or a step does nothing that can be compared.
+        ShardError: an argument has a wrong type. The error lists all arguments with a wrong type.
+        TreeError: `world` is not the number of ranks of `mesh`, or a step computes no value that
+            can be compared.
         DivergenceError: ranks wait for each other, or enter different collectives.
 
     Source: none; the patterns of causes are those of public reports, listed in docs/audit.md.

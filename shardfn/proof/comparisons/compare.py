@@ -208,30 +208,32 @@ def compare(
 ) -> Comparison | DigestComparison:
     """Compare two layouts, versions or dtypes of a step, and name the first op that differs.
 
-    Every value of the program is compared. An op differs if its result is wrong for the values that
-    it read, by more than rounding. The tolerance depends on the dtype, the length of sums and the
-    magnitude of values. Another order of a sum does not count as a difference, and neither does an
-    error that an op gets from its inputs.
+    Every value of the program is compared. An op differs if its result is wrong, by more than
+    rounding, for the inputs that the op read. The tolerance depends on the dtype, the length of
+    sums and the magnitude of values. A different order of summation, or an error in the inputs of
+    an op, does not make the op differ.
 
     Args:
         step: a pure function of pytrees, or a function under `shard`, whose options then apply to
-            side b. It may also be the path of digests that SHARDFN_DIGESTS wrote. The only argument
-            is then the path of other digests.
-        args: the arguments of the step: plain (global) tensors, or DTensors.
-        a: the first side. None means one device. A dict has options: `mesh` (a DeviceMesh, or a
-            dict of axis names and sizes), `in_placements` and other options of `shard`, `dtype` for
-            floating-point arguments, `fn` for another version of the step.
-        b: the second side, with the same options.
+            side b. `step` may also be the path of digests, which a run with the environment
+            variable SHARDFN_DIGESTS has written. The only other argument is then the path of the
+            digests of a second run.
+        args: the arguments of the step: ordinary tensors with global values, or DTensors.
+        a: the first side of the comparison. With None, the first side runs on one device. A dict
+            sets options: `mesh` (a DeviceMesh, or a dict of axis names and sizes), `in_placements`
+            and other options of `shard`, `dtype` for floating-point arguments, and `fn` for another
+            version of the step.
+        b: the second side of the comparison, with the same options as the first side.
         raises: whether a difference raises an error.
 
     Returns:
-        A record that is true if no op differs. `first` describes the first op that differs, with
-        its source line, its placements on both sides, ranks and elements. `rows` lists all values.
-        The record prints as a report.
+        A record that is true if no op differs. `first` describes the first op that differs: its
+        source line, its placements on both sides, and the ranks and elements that differ. `rows`
+        lists all values that were compared. The record prints as a report.
 
     Raises:
         ShardError: a side cannot be run, or the arguments do not fit.
-        DivergenceError: an op differs, and `raises` is set.
+        DivergenceError: an op differs, and `raises` is True.
 
     Example:
         >>> import torch, shardfn as sf

@@ -273,18 +273,19 @@ def inspect_ranks(step: Any, *args: Any, watch: Watch | None = None) -> Inspecte
     """Run a step on all simulated ranks, and keep the local tensors of each op for inspection.
 
     Args:
-        step: a function under `shard`, in a fake world. Any other function runs on one device.
+        step: a function under `shard`, in a fake world. A function without `shard` runs on one
+            device.
         args: the arguments of the step.
-        watch: a function of a rank and a local tensor that returns whether to stop. The cursor
-            starts at the first op for which the watch is true on a rank.
+        watch: a function of a rank and a local tensor, which returns True to stop. The cursor then
+            starts at the first op for which `watch` returns True on a rank.
 
     Returns:
-        The recorded run, with a cursor: `here`, `next()`, `back()`, `goto("train.py:12")`,
-        `next_stop()`, `stops`. The run keeps all local tensors of all ranks in memory.
+        A record of the run, with a cursor over its ops: `here`, `next()`, `back()`,
+        `goto("train.py:12")`, `next_stop()`, `stops`. The run keeps all local tensors of all ranks
+        in memory.
 
     Raises:
-        ShardError: the world does not compute the values of all ranks, or the watch raises an
-            error.
+        ShardError: the world does not compute the values of all ranks, or `watch` raises an error.
 
     Example:
         >>> import torch, shardfn as sf
@@ -509,11 +510,13 @@ def first_nan(step: Any, *args: Any) -> NanFound | None:
     """Run a step on all simulated ranks, and find the first op whose result contains a NaN.
 
     Args:
-        step: a function under `shard`, in a fake world. Any other function runs on one device.
+        step: a function under `shard`, in a fake world. A function without `shard` runs on one
+            device.
         args: the arguments of the step.
 
     Returns:
-        The op, with its source line, the ranks, and its inputs. None if no value contains a NaN.
+        A record of the first such op, with its source line, the ranks, and its inputs. None if no
+        value contains a NaN.
 
     Raises:
         ShardError: the world does not compute the values of all ranks.

@@ -76,9 +76,10 @@ def lock(
     """Write the cost of a step to a file, or compare the cost with that file, without running the
     step.
 
-    The file is for version control. It lists what each source line sends, bytes by mesh axis, the
-    memory peak, the predicted time, the placements of arguments and results, and the ops of each
-    line. Source lines are identified by their function and text, so moved code makes no difference.
+    The file is meant for version control. The file lists the collectives of each source line, the
+    bytes by mesh axis, the memory peak, the predicted time, the placements of arguments and
+    results, and the ops of each line. Source lines are identified by their function and text, so
+    moved code makes no difference.
 
     Args:
         fn: a transformed function, such as the result of shard.
@@ -94,12 +95,12 @@ def lock(
         kwargs: the keyword arguments of the call.
 
     Returns:
-        A `Lock` with its `price`, its `state` ("written" or "equal") and `notes` about fields that
-        were not compared, such as the ops of another version of torch.
+        A `Lock` with the fields `price` (the cost of the step), `state` ("written" or "equal") and
+        `notes` (fields that were not compared, such as the ops of another version of torch).
 
     Raises:
-        BudgetError: the cost differs from the cost in the file. The error lists all differences, by
-            source line.
+        BudgetError: the cost of the step differs from the cost in the file. The error lists all
+            differences by source line.
         ShardError: the file cannot be read (it is then not changed) or cannot be written, or fn is
             not a transformed function.
 

@@ -64,28 +64,29 @@ def meshes(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Run a test in many worlds, on many meshes, with arguments of many sizes and placements.
 
-    The test gets the drawn arguments by name, as DTensors, and `mesh`, if it has such a parameter.
-    Other parameters of the test are pytest fixtures and parametrized cases. The reported failure is
-    as small as possible: it has the fewest ranks, then the fewest mesh axes, sharded dims and
-    elements. A note on the error contains a program of ten lines that fails in the same way. Under
-    torchrun, or inside an open world, the meshes are those of that world.
+    The test gets the generated arguments by name, as DTensors, and the mesh if it has a parameter
+    `mesh`. Other parameters of the test are pytest fixtures and parametrized cases. The reported
+    failure is as small as possible: it has the fewest ranks, then the fewest mesh axes, sharded
+    dims and elements. A note on the error contains a program of ten lines that fails in the same
+    way. Under torchrun, or inside an open world, the meshes are those of that world.
 
     Args:
         worlds: the numbers of ranks, such as "1..8", 4 or [1, 2, 6]. Each number is tried as a mesh
             of one, two and three axes. A dict of axis names and sizes means one mesh.
         shapes: the shape of each argument by name, a tuple of dims. A dim is a size, a name (equal
-            names have equal sizes), a multiple of a name ("3*d"), or a range of sizes ("0..7").
-            Dicts and lists of shapes are trees.
+            names have equal sizes), a multiple of a name ("3*d"), or a range of sizes ("0..7"). A
+            dict or list of shapes describes an argument that is a tree of tensors.
         placements: "any" means each way to shard dims over mesh axes, in contiguous chunks. "all"
-            adds zigzags, other orders of axes and Partial sums. It may also be one placement, or a
-            list of `P`s to choose from. A dict gives a value for each argument.
-        sizes: the sizes of named dims: {"b": "0..7", "d": [4, 8]}. The default is 1 to 9, or 1 to
-            twice the number of ranks, at most 16.
-        axes: the names of the mesh axes. The default is the names in the placements, or "dp", "tp"
-            and "cp".
+            adds zigzags, other orders of axes and Partial sums. `placements` may also be one
+            placement, or a list of `P`s to choose from. A dict gives such a value for each argument
+            by name.
+        sizes: the sizes of named dims: {"b": "0..7", "d": [4, 8]}. By default, a size is at least 1
+            and at most 9, or at most twice the number of ranks if that is more, up to 16.
+        axes: the names of the mesh axes. By default, they are the names in the placements, or "dp",
+            "tp" and "cp".
         dtype: the dtype of the arguments, or a dict from names to dtypes.
         below: the exclusive upper bound of integer arguments: a size, or the name of a dim. A dict
-            gives a value for each argument.
+            gives such a bound for each argument by name.
         examples: the number of examples, at least two for each mesh. Every run tries the same
             examples.
         seed: the seed of the values, and of torch's random numbers inside the test.

@@ -34,26 +34,27 @@ def load(
 ) -> Any:
     """Read a checkpoint, on any mesh and with any placements.
 
-    The mesh, the placements and the number of ranks may differ from those of the save. Each rank
-    reads only the bytes of its own shards.
+    The mesh, the placements and the number of ranks may differ from those at the time of the save.
+    Each rank reads only the bytes of its own shards.
 
     Args:
         path: the folder that `save` wrote to, or the folder of one step.
         like: a pytree with the structure of the result: DTensors, tensors, `ShapeDtype`s (global
             shape, dtype), constants, and objects with `load_state_dict`, whose state is restored.
-        mesh: a DeviceMesh. It is not needed if all leaves are DTensors or plain tensors.
+        mesh: a DeviceMesh. A mesh is not needed if all leaves of `like` are DTensors or ordinary
+            tensors.
         placements: a prefix tree of placements over `like`. None keeps the placements of a DTensor,
-            and loads any other leaf as a plain tensor.
+            and loads any other leaf as an ordinary tensor.
         step: the number of a step. The default is the newest complete step.
         strict: False ignores leaves of the checkpoint that `like` does not have.
 
     Returns:
-        The tree, in newly allocated memory. Constants in the tree have the values of the
+        The tree, in newly allocated memory. Constants in `like` are replaced by the values in the
         checkpoint.
 
     Raises:
-        CheckpointError: the step does not exist, leaves are missing, extra, or of another shape or
-            dtype (all are listed), a file is damaged, or its format is newer.
+        CheckpointError: the step does not exist; leaves are missing, extra, or of another shape or
+            dtype (the error lists all of them); a file is damaged, or its format is newer.
         TreeError, PlacementError: the placements do not fit the tree or the mesh.
         FakeValueError: the world has no values (`numerics=False`).
 

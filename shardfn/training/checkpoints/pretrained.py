@@ -51,19 +51,20 @@ def load_safetensors(
     Args:
         path: a folder of `.safetensors` files, with their index if there is one.
         like: a dict of tensors, DTensors or `ShapeDtype`s (global shape) by their names in the
-            files, or a tree of dicts whose keys join to these names. Values are converted to the
-            dtypes of `like`.
-        mesh: a DeviceMesh. It is not needed if all leaves are DTensors or plain tensors.
+            files, or a tree of dicts whose keys, joined with dots, are these names. Values are
+            converted to the dtypes of `like`.
+        mesh: a DeviceMesh. A mesh is not needed if all leaves of `like` are DTensors or ordinary
+            tensors.
         placements: a prefix tree of placements over `like`. None keeps the placements of a DTensor,
-            and loads any other leaf as a plain tensor.
+            and loads any other leaf as an ordinary tensor.
         strict: False ignores tensors in the files that `like` does not have.
 
     Returns:
         The tree, in newly allocated memory.
 
     Raises:
-        CheckpointError: the files do not exist, tensors are missing, extra or of another shape (all
-            are listed), or a file is damaged.
+        CheckpointError: the files do not exist; tensors are missing, extra or of another shape (the
+            error lists all of them); or a file is damaged.
         TreeError, PlacementError: the placements do not fit the tree or the mesh.
         FakeValueError: the world has no values (`numerics=False`).
 

@@ -189,9 +189,9 @@ def loader(
     rows.
 
     `data` returns global batches, which are the same on every rank and for every number of ranks.
-    From a DataLoader over a dataset with indices, with torch's own collate function, each rank
-    reads only its own rows. From any other iterable, each rank reads all rows and keeps its shards.
-    Ranks compare the data that they read, batch by batch.
+    If `data` is a DataLoader over a dataset with indices, and uses torch's own collate function,
+    each rank reads only its own rows. From any other iterable, each rank reads all rows, and keeps
+    the rows of its shards. Ranks compare the data that they read, for every batch.
 
     Args:
         data: an iterable of trees of tensors, such as a torch DataLoader, whose batch size is
@@ -201,11 +201,13 @@ def loader(
         seed: the seed of samplers of a DataLoader that have no generator. The seed and the number
             of the epoch determine the order of samples.
         rows: whether each rank reads only its own rows. True declares that the collate function
-            works row by row. The default is True with torch's own collate function.
+            handles each row separately. By default, it is True if the collate function is torch's
+            own.
 
     Returns:
-        An iterable of batches with DTensors. Its `state_dict` and `load_state_dict` continue at any
-        number of ranks. Each `for` loop over the iterable is one epoch.
+        An iterable of batches with DTensors. Its methods `state_dict` and `load_state_dict` save
+        the position and continue from it, on any number of ranks. Each `for` loop over the iterable
+        is one epoch.
 
     Raises:
         ShardError: data is not iterable, or is sharded by a DistributedSampler.

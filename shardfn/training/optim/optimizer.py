@@ -209,15 +209,15 @@ def optim(
     """Turn an optimizer of torch into pure functions over pytrees: `opt = optim(torch.optim.AdamW,
     lr=1e-3)`, `state = opt.init(params)`, `params, state = opt.update(params, grads, state)`.
 
-    The class is torch's own, unchanged. Outside of a captured function, its own step runs, so
-    results equal torch's to the last bit. Inside a captured function, the step becomes part of the
-    program, and is partitioned, differentiated and compiled with it.
+    The class is torch's own class, unchanged. Outside of a captured function, the step of the class
+    runs, so results equal those of torch to the last bit. Inside a captured function, the step
+    becomes part of the program, and is partitioned, differentiated and compiled with it.
 
     Args:
         cls: a class of torch.optim, or any subclass of torch.optim.Optimizer whose step computes
             new parameters and `self.state[p]` from the old ones.
-        groups: a dict from patterns (as in `sf.placements`, such as "**.bias") to options of the
-            matching parameters: `{"**.bias": dict(weight_decay=0.0)}`. The first pattern that
+        groups: a dict that maps patterns (as in `sf.placements`, such as "**.bias") to options of
+            the matching parameters: `{"**.bias": dict(weight_decay=0.0)}`. The first pattern that
             matches applies.
         options: the arguments of the class, except the parameters. They must be numbers, not
             tensors. `foreach`, `fused` and `capturable` have an effect only outside of captured
@@ -227,7 +227,7 @@ def optim(
         An object with `init`, `update`, `state_placements` and `schedule`.
 
     Raises:
-        TreeError: cls is not an optimizer, or refuses its arguments.
+        TreeError: cls is not an optimizer class, or its constructor does not accept the options.
         CaptureError: the step is not a function of parameters, gradients and state (LBFGS,
             SparseAdam, a step that needs a closure), or `optim` is called inside a captured
             function.

@@ -33,19 +33,22 @@ def placements(
 
     A pattern is a glob over full paths: `*` matches within one name between dots, and `**` matches
     any number of names. A pattern may also be a regular expression, `re.compile(...)`, which must
-    match the full path. A value is a placement, or a style. Styles of Hugging Face plans
-    (`model.tp_plan`, `config.base_model_tp_plan`, `model.ep_plan`) are given by name, and styles of
-    `torch.distributed.tensor.parallel` as objects. The pattern of a style may match the module that
-    holds the parameters. A pattern that matches the parameter itself takes precedence. Styles of
-    activations have no effect, because sharding propagation places activations.
+    match the full path. A value in the plan is a placement, or a style of tensor or expert
+    parallelism. Styles of Hugging Face plans (`model.tp_plan`, `config.base_model_tp_plan`,
+    `model.ep_plan`) are given by name, and styles of `torch.distributed.tensor.parallel` as
+    objects. The pattern of a style may match the module that holds the parameters. A pattern that
+    matches the parameter itself takes precedence. Styles of activations have no effect, because
+    sharding propagation places activations.
 
     Args:
         params: a dict of tensors, DTensors or `ShapeDtype`s, such as `functionalize` returns, or a
             tree of dicts. In a tree, a path consists of the keys with dots between them.
-        plan: a dict from patterns to placements (`P`, a Placement, a list of them, None) or
+        plan: a dict that maps patterns to placements (`P`, a Placement, a list of them, None) or
             styles.
-        mesh: a DeviceMesh. With a mesh, axes are checked, and the table shows the bytes of a rank.
-        axis: the mesh axis, or axes, of styles. It is not needed for a mesh of one axis.
+        mesh: a DeviceMesh. With a mesh, the axes are checked, and the printed table shows the bytes
+            of a rank.
+        axis: the mesh axis, or axes, over which styles shard. `axis` is not needed for a mesh of
+            one axis.
         default: a placement, or a prefix tree of placements, for parameters that no pattern
             matches. Without a default, such parameters are an error, except that a plan with styles
             replicates them.
@@ -59,8 +62,9 @@ def placements(
 
     Raises:
         TreeError: a pattern matches nothing, no pattern matches a parameter, or a pattern has no
-            effect because earlier patterns match the same parameters. The error lists all of these.
-        PlacementError: a placement does not fit, or a style is unknown.
+            effect because earlier patterns match the same parameters. The error lists all patterns
+            and parameters with such a problem.
+        PlacementError: a placement does not fit its parameter, or a style is unknown.
 
     Source: the partition rules of EasyLM and MaxText; transformers' tp_plan;
         torch.distributed.tensor.parallel.parallelize_module.

@@ -43,18 +43,20 @@ def fsdp(
     min_bytes: int | str = 0,
     base: Any = None,
 ) -> Placements:
-    """Shard every parameter over a mesh axis, on the largest dim that the axis divides.
+    """Shard every parameter over a mesh axis, on its largest dim that can be split into equal
+    shards.
 
-    If the axis divides no dim of a parameter, its largest dim is sharded in uneven chunks. A dim
-    that `base` shards is never sharded again. A parameter without another dim keeps its placement.
+    If no dim of a parameter can be split into equal shards, its largest dim is sharded in uneven
+    chunks. A dim that `base` shards is never sharded again. If `base` shards all dims of a
+    parameter, the parameter keeps its placement.
 
     Args:
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
         axis: the mesh axis, or axes. The default is all axes over which `base` shards nothing and
             has no stages.
-        min_bytes: parameters with fewer bytes keep the placement of `base`. The value is the bytes
-            of the global tensor, or text such as "100KB".
+        min_bytes: parameters with fewer bytes keep the placement of `base`. The bytes are those of
+            the global tensor, as a number or as text such as "100KB".
         base: placements to keep, such as those of a tensor parallel plan: a prefix tree over the
             parameters. None means replicated.
 
@@ -63,7 +65,8 @@ def fsdp(
         prints as a table.
 
     Raises:
-        PlacementError: the mesh lacks the axis, no axis is free, or base does not fit.
+        PlacementError: the mesh lacks the axis, `base` uses all axes, or `base` does not fit the
+            parameters.
         TreeError: base does not match the parameters.
         ShardError: min_bytes is not a number of bytes.
 

@@ -24,21 +24,23 @@ from ._controlled import Controlled, carried, leaf_kinds
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
-    """Call one of two functions, which a value chooses when the program runs. Only the chosen
-    function is computed.
+    """Call one of two functions, depending on a value that is known when the program runs. Only the
+    chosen function is computed.
 
     Args:
-        pred: a bool, or a tensor with one element. A Python bool chooses during the capture.
+        pred: a bool, or a tensor with one element. A Python bool selects the function during the
+            capture.
         true_fn: a function of the operands that returns a tensor or a tree of tensors.
         false_fn: a function of the operands whose result has the same tree, shapes and dtypes.
-        operands: trees of tensors. Closed-over tensors of both functions may be differentiated too.
+        operands: trees of tensors. Tensors that either function closes over may be differentiated
+            too.
 
     Returns:
         The result of the chosen function. Numbers in the result become tensors. Under `vmap` with a
         mapped `pred`, both functions are computed.
 
     Raises:
-        TreeError: the results have different trees, shapes or dtypes.
+        TreeError: the results of the two functions have different trees, shapes or dtypes.
 
     Source: jax.lax.cond.
 

@@ -207,18 +207,19 @@ def _no_steps(name: str, f: Any, init: Any, xs: Any) -> Any:
 
 @filter_errors
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
-    """Apply `f` to each slice of dim 0, one at a time. The result is that of `vmap(f)`, with the
-    memory of one slice.
+    """Apply `f` to each slice of dim 0, one at a time. The result equals that of `vmap(f)`, but
+    only one slice is in memory at a time.
 
     Args:
         f: a function of one slice that returns a tensor or a tree of tensors.
-        xs: a tree of tensors, all with the same first dim. Slice i is the tree of `x[i]`.
+        xs: a tree of tensors, all with the same first dim. Slice i is the tree with `x[i]` in place
+            of each tensor x.
 
     Returns:
         The tree of results, each stacked along a new first dim.
 
     Raises:
-        TreeError: the first dims have different sizes.
+        TreeError: the first dims of the tensors have different sizes.
 
     Source: jax.lax.map.
 

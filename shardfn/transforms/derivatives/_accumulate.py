@@ -198,20 +198,22 @@ def accumulate(
 
     The result of the accumulated function is the mean over microbatches. If the loss is a mean over
     rows, this result equals `fn` of the whole batch. Only the activations of one microbatch are in
-    memory at a time. Between microbatches, a gradient stays Partial over the mesh.
+    memory at a time. Between microbatches, each rank keeps its own term of the gradient, which is
+    Partial over the mesh.
 
     Args:
         fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not, or any
             function with floating-point results.
         microbatches: the number of microbatches. The first dim of every batch tensor must be a
             multiple of it.
-        batch_argnums: the positions of the arguments that are batches. The default is the arguments
-            that are not differentiated. If fn is not a gradient, the default is all but the first.
-            Microbatch i holds rows i, i + k, i + 2k, ...
+        batch_argnums: the positions of the arguments that are batches. By default, these are the
+            arguments that fn does not differentiate. If fn does not compute a gradient, the default
+            is all arguments except the first. With k microbatches, microbatch i holds rows i, i +
+            k, i + 2k, ...
 
     Returns:
-        A function of the same arguments and results. With has_aux, aux gets a leading dim of size
-        microbatches.
+        A function with the same arguments and results as fn. With `has_aux`, aux gets a leading dim
+        whose size is the number of microbatches.
 
     Raises:
         ShardError: microbatches is not a positive int.

@@ -92,7 +92,8 @@ def bucketed_grad(
     max_in_flight: int | str = "1GiB",
     plan: BucketPlan | None = None,
 ) -> BucketedGrad:
-    """`value_and_grad` that reduces gradients in buckets while the backward is still running.
+    """Return a `value_and_grad` of fn that reduces gradients in buckets while the backward still
+    runs.
 
     Args:
         fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
@@ -111,17 +112,17 @@ def bucketed_grad(
         max_in_flight: the largest number of bytes of gradients and gathered parameters in
             flight at once.
         plan: a bucket plan to use instead of the caps: `lower(...).plan`, edited or not. The
-            program uses exactly the buckets of the plan, their order and the order of their leaves,
-            or refuses the plan.
+            program uses exactly the buckets of the plan, with the same order of buckets and of
+            their leaves, or raises an error.
 
     Returns:
-        A function of the same arguments that returns (value, gradients), or ((value, aux),
-        gradients). A gradient has the shape, dtype and placement of its argument.
+        A function with the same arguments as fn, which returns (value, gradients), or ((value,
+        aux), gradients). A gradient has the shape, dtype and placement of its argument.
 
     Raises:
         ShardError: cap is not a positive number of bytes, or first_cap exceeds cap.
         TreeError: when called: an argument is not floating-point, ignore matches no leaf, or plan
-            is a plan of another program.
+            was made for another program.
         CaptureError: when called, fn does not return a scalar.
 
     Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2; DDPOptimizer in

@@ -44,9 +44,10 @@ class Checkpoint(Transformed):
 def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = None) -> Any:
     """Rematerialize a function: its backward recomputes residuals instead of saving them.
 
-    `checkpoint` changes no value. The backward repeats the all-gathers of the function. Random
-    numbers are saved, not drawn again. Without a gradient, `checkpoint` has no effect. A gradient
-    of a gradient saves the results of the first backward.
+    `checkpoint` does not change the values that the function returns. The backward repeats the
+    all-gathers of the function. Random numbers are saved for the backward, which does not draw them
+    again. If no gradient is computed, `checkpoint` has no effect. If the gradient itself is
+    differentiated, the results of the first backward are saved.
 
     Args:
         fn: a pure function of pytrees. Without fn, a decorator is returned.
@@ -54,7 +55,7 @@ def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = Non
             to the arguments. By default, no other residuals are saved.
 
     Returns:
-        A function of the same arguments and results.
+        A function with the same arguments and results as fn.
 
     Raises:
         ShardError: the policy is unknown.

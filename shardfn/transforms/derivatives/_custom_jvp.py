@@ -93,13 +93,13 @@ class CustomJvp(Custom):
 
 
 def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomJvp:
-    """Give a function a custom derivative, which `.defjvp(rule)` sets. Reverse mode transposes this
-    derivative.
+    """Give a function a custom derivative, which `.defjvp(rule)` sets. In reverse mode, the
+    transpose of this derivative is used.
 
     Args:
         fn: a function of trees of tensors. It must not close over values that are differentiated.
-        nondiff_argnums: the positions of arguments that are not tensors. The rule gets these
-            arguments first.
+        nondiff_argnums: the positions of arguments that are not tensors. The rule receives these
+            arguments before all other arguments.
 
     Returns:
         The function, with a method `defjvp`.

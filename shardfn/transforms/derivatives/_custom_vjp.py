@@ -168,18 +168,17 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
 
     Args:
         fn: a function of trees of tensors. It must not close over values that are differentiated.
-        nondiff_argnums: the positions of arguments that are not tensors. The rule gets these
-            arguments first.
+        nondiff_argnums: the positions of arguments that are not tensors. The rule receives these
+            arguments before all other arguments.
 
     Returns:
-        The function, with a method `defvjp`. If it is not differentiated, the function runs
-        unchanged.
+        The function, with a method `defvjp`. A call that is not differentiated runs fn unchanged.
 
     Raises:
         ShardError: the function is called without a rule.
         TreeError: when called, the results of the rule do not match those of the function.
-        CaptureError: forward mode is used, which the rule does not define, or the function closes
-            over a value that is differentiated.
+        CaptureError: the function is differentiated in forward mode, for which it has no rule, or
+            it closes over a value that is differentiated.
 
     Source: jax.custom_vjp.
 

@@ -185,8 +185,8 @@ def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) ->
         has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
 
     Returns:
-        A function of the same arguments that returns the gradients, or (gradients, aux). A
-        gradient has the shape, dtype and placement of its argument.
+        A function with the same arguments as fn, which returns the gradients, or (gradients, aux).
+        A gradient has the shape, dtype and placement of its argument.
 
     Raises:
         TreeError: argnums are not positions, or, when called, the call has no arguments at these

@@ -114,9 +114,9 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
-        A function of the same arguments. For each leaf of the value, it returns a tree like the
-        arguments, whose leaves have the shape of the value followed by that of the argument. With
-        `has_aux`, the function returns (Jacobian, aux).
+        A function with the same arguments as fn. For each leaf of the value, the function returns a
+        tree with the structure of the arguments, in which each leaf has the shape of the value
+        followed by the shape of the argument. With `has_aux`, the function returns (Jacobian, aux).
 
     Raises:
         TreeError: argnums are not positions, or, when called, the call has no arguments at these
@@ -146,7 +146,7 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
-        A function of the same arguments and results as that of `jacrev`.
+        A function with the same arguments and results as the function that `jacrev` returns.
 
     Raises:
         TreeError: argnums are not positions, or, when called, the call has no arguments at these
@@ -176,8 +176,9 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
-        A function of the same arguments. For each leaf of the value, it returns a tree of trees
-        with the structure of the arguments.
+        A function with the same arguments as fn. For each leaf of the value, the function returns a
+        tree of trees, one level for each of the two derivatives, with the structure of the
+        arguments.
 
     Raises:
         TreeError: argnums are not positions, or, when called, the call has no arguments at these

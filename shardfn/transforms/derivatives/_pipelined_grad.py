@@ -122,14 +122,15 @@ def pipelined_grad(
     """Compute `value_and_grad` of the mean over microbatches, on pipeline stages, in the order of a
     schedule.
 
-    Ops run on the stages (`sf.Stage`) of the parameters that they read, and the stages of all other
-    ops follow. Without parameters on stages, and outside of `shard`, the microbatches run one after
-    the other. The result always equals that of `accumulate(value_and_grad(loss_fn), microbatches)`.
+    An op runs on the stage (`sf.Stage`) of the parameters that it reads, and the stage of an op
+    without parameters follows from its inputs. If no parameter is on a stage, or outside of
+    `shard`, the microbatches run one after the other. The result always equals that of
+    `accumulate(value_and_grad(loss_fn), microbatches)`.
 
     Args:
         loss_fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
             If its value is a mean over the rows of the batch, the result is that of the whole
-            batch. Otherwise, the result is the mean over microbatches.
+            batch. Otherwise, the result is the mean of the results of the microbatches.
         microbatches: the number of microbatches. The first dim of every batch tensor must be a
             multiple of it.
         schedule: an `sf.Schedule`, or "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
@@ -137,14 +138,14 @@ def pipelined_grad(
         argnums: the positions of the arguments to differentiate. Each may be a tree of
             floating-point tensors.
         has_aux: whether loss_fn also returns auxiliary data, a tree, in addition to the scalar.
-        batch_argnums: the positions of the arguments that are batches. The default is the arguments
-            that are not differentiated. Microbatch i holds rows i, i + microbatches, ...
-        axis: the mesh axis of the stages.
+        batch_argnums: the positions of the arguments that are batches. By default, these are the
+            arguments that are not differentiated. Microbatch i holds rows i, i + microbatches, ...
+        axis: the pipeline axis: the mesh axis over whose ranks the stages are distributed.
 
     Returns:
-        A function of the same arguments that returns (value, gradients), or ((value, aux),
-        gradients). aux has a leading dim of size microbatches. A gradient has the shape, dtype and
-        placement of its argument.
+        A function with the same arguments as loss_fn, which returns (value, gradients), or ((value,
+        aux), gradients). aux has a leading dim of size microbatches. A gradient has the shape,
+        dtype and placement of its argument.
 
     Raises:
         ShardError: microbatches, schedule or axis has a wrong type, or, when called, the schedule

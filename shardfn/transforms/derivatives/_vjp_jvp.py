@@ -141,7 +141,7 @@ def jvp(
         fn: a function that returns a tensor or a tree of floating-point tensors, or (value, aux)
             with `has_aux`.
         primals: the arguments of fn, a tuple of trees of floating-point tensors.
-        tangents: the tangents, trees with the same structure, shapes and dtypes as the primals.
+        tangents: the tangents: trees with the same structure, shapes and dtypes as the primals.
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
@@ -211,8 +211,8 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
         primals: the arguments of fn, trees of floating-point tensors.
 
     Returns:
-        (value, push). `push(*tangents)` returns the tangent of the value, for which it recomputes
-        the value.
+        (value, push). `push(*tangents)` returns the tangent of the value. Each call of `push` also
+        recomputes the value.
 
     Raises:
         TreeError: raised by push: the tangents do not match the primals.

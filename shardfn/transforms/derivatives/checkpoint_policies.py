@@ -31,7 +31,7 @@ dots_with_no_batch_dims_saveable = checkpoint_dots_with_no_batch_dims = (
 
 
 def save_only_these_names(*names: str) -> str:
-    """Save only the values with these names.
+    """Save only the residuals with the given names.
 
     Args:
         names: the names that `checkpoint_name` gave to values.
@@ -52,7 +52,7 @@ def save_only_these_names(*names: str) -> str:
 
 
 def save_anything_except_these_names(*names: str) -> str:
-    """Save all values, named or not, except those with these names.
+    """Save all residuals, with or without a name, except those with the given names.
 
     Args:
         names: the names that `checkpoint_name` gave to values.
@@ -73,7 +73,7 @@ def save_anything_except_these_names(*names: str) -> str:
 
 
 def save_any_names_but_these(*names: str) -> str:
-    """Save all named values except those with these names.
+    """Save all residuals that have a name, except those with the given names.
 
     Args:
         names: the names that `checkpoint_name` gave to values.
@@ -94,7 +94,7 @@ def save_any_names_but_these(*names: str) -> str:
 
 
 def save_from_both_policies(one: str, other: str) -> str:
-    """Save the values that either of two policies saves.
+    """Save the residuals that at least one of two policies saves.
 
     Args:
         one: a policy.

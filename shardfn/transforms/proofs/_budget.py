@@ -27,7 +27,8 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
 
     Returns:
         An `Explanation`, which prints as a table. It has `collectives`, `nbytes` (the total bytes
-        of a rank), `implicit` (collectives that no placement asked for), and `elided`.
+        of one rank's collectives), `implicit` (collectives that no placement asked for), and
+        `elided` (the number of removed collectives).
 
     Raises:
         ShardError: fn is not a transformed function.
@@ -67,20 +68,22 @@ def assert_comms(
     Args:
         fn: a transformed function, such as the result of shard.
         args: the arguments of the call. `ShapeDtype`s may stand for tensors.
-        counts: the exact number of collectives of some kinds, such as `{"all_gather": 0}`. Kinds
-            that are not listed are not limited.
-        max_bytes: the largest total bytes of a rank's collectives, as a number or as text such as
-            "1MB".
-        max_implicit: the largest number of collectives that no placement asks for.
+        counts: the exact number of collectives of some kinds, such as `{"all_gather": 0}`. Kinds of
+            collectives that are not listed are not limited.
+        max_bytes: the largest allowed total of the bytes of a rank's collectives, as a number or as
+            text such as "1MB".
+        max_implicit: the largest allowed number of implicit collectives, which no placement asks
+            for.
         kwargs: the keyword arguments of the call.
 
     Returns:
         The `Explanation` of the call.
 
     Raises:
-        BudgetError: the call exceeds the budget. The error lists each excess, and each collective
-            with its source line.
-        ShardError: a kind is unknown, an option is wrong, or fn is not a transformed function.
+        BudgetError: the call exceeds the budget. The error lists each limit that the call exceeds,
+            and each collective with its source line.
+        ShardError: a kind of collective is unknown, an option has a wrong value, or fn is not a
+            transformed function.
 
     Source: DTensor's CommDebugMode, whose counts tests compare.
 

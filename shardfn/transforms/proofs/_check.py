@@ -30,11 +30,11 @@ def check(
     rtol: float = 1e-5,
     atol: float = 1e-6,
 ) -> dict[Any, float]:
-    """Check that a sharded function equals the plain function, in simulated worlds.
+    """Check, in simulated worlds, that a sharded function equals the function on one device.
 
     Args:
         fn: a pure function of pytrees of tensors.
-        args: the arguments of fn, plain (global) tensors.
+        args: the arguments of fn: ordinary tensors with global values, not DTensors.
         worlds: the simulated worlds. Each world is a number of ranks, on a mesh with the axis "dp",
             or a dict of axis names and sizes.
         placements: the `in_placements` of `shard`. By default, every tensor with dims is sharded on
@@ -43,11 +43,12 @@ def check(
         atol: the absolute tolerance.
 
     Returns:
-        The largest absolute difference for each world.
+        The largest absolute difference of a result, for each world.
 
     Raises:
-        DivergenceError: a result of the sharded function differs. The error names the world, the
-            result and the difference. If the result is a mean of means, it also names the weights.
+        DivergenceError: a result of the sharded function differs from the result on one device. The
+            error names the world, the result and the difference. If the result is a mean of means,
+            the error also shows their weights.
 
     Source: chex.assert_trees_all_close; DTensor's own op tests.
 

@@ -20,7 +20,8 @@ def explain_retrace(fn: Any, *args: Any, **kwargs: Any) -> str:
         kwargs: the keyword arguments of the call.
 
     Returns:
-        The differences from the closest earlier signature, one on each line.
+        A text with the differences from the closest earlier signature of the function, one on each
+        line.
 
     Raises:
         ShardError: fn is not a transformed function.

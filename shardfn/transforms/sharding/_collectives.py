@@ -35,8 +35,8 @@ def psum(x: Any, axis_name: AxisName) -> Any:
             or a tuple of such names.
 
     Returns:
-        The sum of x over all ranks or samples, invariant over the axis. The transpose of psum sends
-        nothing.
+        The sum of x over all ranks or samples, which is invariant over the axis (equal on all
+        ranks). The transpose of psum sends nothing.
 
     Raises:
         CaptureError: the axis name is not bound at this point.
@@ -75,8 +75,9 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
         axis_name: an axis name, or a tuple of axis names; see `psum`.
 
     Returns:
-        x, varying over the axis. `pvary` sends nothing. The transpose of pvary is the sum over
-        ranks. If the call is differentiated too, the gradient of x itself is this sum.
+        x, varying over the axis. `pvary` sends nothing. The transpose of `pvary` is the sum over
+        ranks. If the differentiated function contains the call of `pvary`, the gradient of x itself
+        is this sum over ranks.
 
     Raises:
         CaptureError: the axis name is not bound at this point, or x already varies over the axis.
@@ -190,13 +191,13 @@ def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = Fals
 
     Args:
         x: a tensor or a pytree of tensors.
-        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest; see
-            `psum`.
+        axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest;
+            see `psum`.
         axis: the position of the new dim. With `tiled`, the dim to concatenate along.
         tiled: whether to concatenate along an existing dim instead of stacking.
 
     Returns:
-        The gathered tensor, invariant over the axis.
+        The gathered tensor, which is invariant over the axis (equal on all ranks).
 
     Raises:
         CaptureError: the axis name is not bound at this point.
@@ -223,11 +224,12 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
     """Return the index of this rank or sample on an axis.
 
     Args:
-        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest; see
-            `psum`.
+        axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest;
+            see `psum`.
 
     Returns:
-        An int64 scalar tensor. The result is not a Python number, so all ranks run one program.
+        An int64 scalar tensor. The index is not a Python number, so all ranks can run the same
+        program.
 
     Raises:
         CaptureError: the axis name is not bound at this point.

@@ -23,8 +23,9 @@ def constrain(x: Any, placements: Any) -> Any:
 
     Args:
         x: a tensor, or a pytree of tensors.
-        placements: a prefix tree of `P` leaves. None does not constrain a value. A `Stage` puts a
-            value on a stage of the pipeline axis, and does not constrain its sharding.
+        placements: a prefix tree of `P` leaves. None leaves the placement of a value free. A
+            `Stage` puts a value on a stage of the pipeline axis, and leaves its sharding on other
+            axes free.
 
     Returns:
         x. The gradient of x is constrained in the same way.

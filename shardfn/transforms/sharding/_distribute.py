@@ -39,11 +39,11 @@ from ...world import current_world
 
 @_compat.outside_only
 def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
-    """Shard a tree of global tensors over a mesh. Every rank must pass the same values, and nothing
-    is sent.
+    """Shard a tree of global tensors over a mesh. Every rank must pass the same values, because
+    `distribute` sends nothing.
 
     Args:
-        tree: a pytree of plain tensors.
+        tree: a pytree of ordinary tensors, not DTensors.
         mesh: a DeviceMesh.
         placements: a prefix tree of placements over the tree. None means replicated.
 
@@ -53,7 +53,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
 
     Raises:
         PlacementError, TreeError: the placements do not fit the tree or the mesh. The error lists
-            all of them.
+            all placements that do not fit.
 
     Source: jax.device_put with a sharding; torch.distributed.tensor.distribute_tensor.
 
@@ -166,9 +166,9 @@ def from_local(
         mesh: a DeviceMesh.
         placements: a single placement: a `P`, a Placement, or a list of Placements. With
             `Partial()` or `Partial("avg")`, x is this rank's term of a sum or mean.
-        shape: the global shape. By default, all shards have equal sizes, or the sizes of the
-            tensors in the list. A single x under `sf.Stage` needs `shape`, because ranks of other
-            stages cannot know it.
+        shape: the global shape. By default, the global shape is computed for shards of equal sizes,
+            or from the sizes of the tensors in the list. A single x under `sf.Stage` needs `shape`,
+            because ranks of other stages cannot know it.
 
     Returns:
         A DTensor with a copy of x.
@@ -343,14 +343,14 @@ def _check_shape(
 
 
 def full(tree: Any) -> Any:
-    """Unshard a tree: replace every DTensor by its global value, a plain tensor.
+    """Unshard a tree: replace every DTensor by an ordinary tensor with its global value.
 
     Args:
         tree: a pytree. Leaves that are not DTensors do not change.
 
     Returns:
-        The tree with plain tensors, which share no memory with the arguments. On real ranks, `full`
-        is a collective, so all ranks must call it. `full` is differentiable.
+        The tree with ordinary tensors, which share no memory with the arguments. On real ranks,
+        `full` is a collective, so all ranks must call it. `full` is differentiable.
 
     Raises:
         FakeValueError: the world has no values (`numerics=False`).

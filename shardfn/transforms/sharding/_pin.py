@@ -56,14 +56,15 @@ def pin(
     the layers.
 
     Args:
-        module: the module, whose code does not change. The layers of the module get hooks.
-        outputs: a dict from patterns over layer paths to the placement of the layer's results: a
+        module: the module, whose code does not change. `pin` adds hooks to the layers of the
+            module.
+        outputs: a dict that maps patterns of layer paths to the placement of the layer's results: a
             `P` or a `Stage` for every tensor, or a tree of them. A pattern is a glob, as in
-            `placements`, or a regular expression. "" is the module itself. The first pattern that
-            matches a layer applies.
-        inputs: a dict from patterns to the placements of the layer's arguments: a `P` for the first
-            argument, or a tuple with one for each positional argument. None does not constrain an
-            argument.
+            `placements`, or a regular expression. The pattern "" matches the module itself. The
+            first pattern that matches a layer applies.
+        inputs: a dict that maps patterns to the placements of the layer's arguments: a `P` for the
+            first argument, or a tuple with one for each positional argument. None leaves the
+            placement of an argument free.
 
     Returns:
         An object whose method `remove()` removes the constraints. The object is also a context

@@ -42,24 +42,26 @@ def ragged_all_to_all(
     1, and so on.
 
     The counts are tensor values, which may differ between ranks and from call to call. The counts
-    are gathered first, so all ranks of the axis know them. If they exceed `rows`, all ranks raise
-    an error before a row is sent. `ragged_all_to_all` drops no row.
+    are gathered first, so all ranks of the axis know them. If more than `rows` rows would arrive at
+    a rank, all ranks raise an error before any row is sent. `ragged_all_to_all` drops no row.
 
     Args:
         x: a tensor (N, ...), or a pytree of them: rows in the order of their destinations. Rows
             after the sum of the counts are not sent.
         send_counts: (n,) integers with a sum of at most N: the number of rows for each of the n
-            ranks or samples. It may also be the counts of all ranks, (n, n), equal on all ranks,
-            with the sender first. Nothing is then gathered.
-        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest. With a
-            tuple, all rows are gathered. See `psum`.
+            ranks or samples. The argument may also be an (n, n) tensor with the counts of all
+            ranks, equal on all ranks, in which row i holds the counts of sender i. With the counts
+            of all ranks, no counts are gathered.
+        axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest.
+            With a tuple, the rows of all ranks are gathered. See `psum`.
         rows: the number of rows that each rank can receive, or text such as "1.5x", which means 1.5
             * N rounded up. N is the mean number of received rows if all rows are sent. The default
             is n * N, the largest number that can arrive.
 
     Returns:
-        The received rows, (rows, ...), in the order of their senders, followed by zeros. Also the
-        counts, (n,) int64: the number of rows that each rank or sample has sent to this one.
+        The received rows, (rows, ...), in the order of their senders, followed by zeros. The second
+        result is the counts, (n,) int64: the number of rows that each rank or sample has sent to
+        this one.
 
     Raises:
         CaptureError: the axis name is not bound at this point.

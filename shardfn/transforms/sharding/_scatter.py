@@ -39,18 +39,18 @@ def psum_scatter(
 
     Args:
         x: a tensor or a pytree of tensors.
-        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest; see
-            `psum`.
-        scatter_dimension: the dim that is split. Its size is the size of the axis, or, with
-            `tiled`, a multiple of it.
-        tiled: whether to keep the dim, now shorter, instead of removing it.
+        axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest;
+            see `psum`.
+        scatter_dimension: the dim that is split. The size of this dim must be the size of the axis,
+            or, with `tiled`, a multiple of it.
+        tiled: whether to keep the split dim with a smaller size, instead of removing it.
 
     Returns:
         The chunk of the sum for this rank or sample.
 
     Raises:
         CaptureError: the axis name is not bound at this point.
-        PlacementError: the dim cannot be split into equal chunks.
+        PlacementError: the dim cannot be split into chunks of equal size.
 
     Source: jax.lax.psum_scatter.
 
@@ -138,20 +138,21 @@ def all_to_all(
 
     Args:
         x: a tensor or a pytree of tensors.
-        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest; see
-            `psum`.
-        split_axis: the dim that is split. Its size is the size of the axis, or, with `tiled`, a
-            multiple of it.
+        axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest;
+            see `psum`.
+        split_axis: the dim that is split. The size of this dim must be the size of the axis, or,
+            with `tiled`, a multiple of it.
         concat_axis: the dim of the result along which the chunks are joined: a new dim, or, with
             `tiled`, an existing dim.
-        tiled: whether to keep the split dim, now shorter, and to concatenate along an existing dim.
+        tiled: whether to keep the split dim with a smaller size, and to concatenate along an
+            existing dim.
 
     Returns:
         The joined chunks that this rank or sample received.
 
     Raises:
         CaptureError: the axis name is not bound at this point.
-        PlacementError: the dim cannot be split into equal chunks.
+        PlacementError: the dim cannot be split into chunks of equal size.
 
     Source: jax.lax.all_to_all.
 
@@ -188,13 +189,13 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     Args:
         x: a tensor or a pytree of tensors.
-        axis_name: an axis name, or a tuple of axis names, of which the first varies slowest. With a
-            tuple, all values are gathered.
+        axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest.
+            With a tuple, the values of all ranks are gathered.
         perm: pairs (source, target) of indices on the axis. No index may occur twice as a source,
             or twice as a target.
 
     Returns:
-        The value that this rank or sample receives, or zeros if it has no source.
+        The value that this rank or sample receives, or zeros if no rank or sample sends to it.
 
     Raises:
         CaptureError: the axis name is not bound at this point.
