@@ -62,11 +62,11 @@ def tree_map(
         fn: a function of one leaf of each tree.
         tree: a pytree: dicts, lists, tuples, named tuples, `None` (a leaf), and classes that
             torch's pytree knows. A tensor is a leaf, even if it holds other tensors.
-        rest: more trees with the same structure.
+        rest: more trees with the same structure as the first tree.
         is_leaf: a function that returns whether a part of the tree counts as a leaf.
 
     Returns:
-        A tree with the same structure.
+        A tree with the same structure as the first tree.
 
     Raises:
         ValueError: the structures of the trees differ.

@@ -151,8 +151,8 @@ def _is_priced(link: Link) -> bool:
 
 @contextlib.contextmanager
 def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
-    """Make a mesh the current mesh inside a `with` statement. `use_mesh` contexts can be nested,
-    end with exceptions, and apply to one thread.
+    """Make a mesh the current mesh inside a `with` statement. `use_mesh` statements can be nested,
+    are left when an exception is raised, and apply only to the current thread.
 
     Args:
         mesh: the mesh that `current_mesh()` returns inside the `with` statement.

@@ -124,15 +124,15 @@ OWN = (Stage, Zigzag)  # the placements that torch's DTensor does not know
 
 
 class zigzag:
-    """Return a part of a `P` that balances causal sequences. The dim consists of 2n equal chunks,
-    and rank r of the axis holds chunks r and 2n - 1 - r.
+    """Return an entry for a `P` that gives all ranks the same amount of causal attention. The dim
+    consists of 2n equal chunks, and rank r of the axis holds chunks r and 2n - 1 - r.
 
     Args:
-        axis: the mesh axis of n ranks. 2n must divide the size of the dim.
+        axis: the mesh axis of n ranks. The size of the dim must be a multiple of 2n.
 
     Raises:
-        PlacementError: at the first use of the placement: the mesh has no such axis, or 2n does not
-            divide the dim.
+        PlacementError: at the first use of the placement: the mesh has no such axis, or the size of
+            the dim is not a multiple of 2n.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.

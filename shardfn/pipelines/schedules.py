@@ -27,13 +27,14 @@ TWO_BY_TWO = (("FFFF", "BFBBFFBF"), ("FFFBFB", "BFBFFBFB"))
 
 
 def gpipe(coordinates: int, microbatches: int) -> Schedule:
-    """Return GPipe, which runs all forwards, and then all backwards. Stage s is on coordinate s.
+    """Return GPipe, which runs all forwards, and then all backwards. Stage s is on rank s of the
+    pipeline axis.
 
-    A coordinate keeps the activations of all microbatches.
+    A rank keeps the activations of all microbatches.
 
     Args:
-        coordinates: the number n of coordinates of the mesh axis.
-        microbatches: the number m of slices of the batch.
+        coordinates: the number n of ranks along the pipeline axis.
+        microbatches: the number m of microbatches, which are slices of the batch.
 
     Returns:
         The schedule. The idle share of GPipe is (n - 1) / (m + n - 1).
@@ -59,17 +60,17 @@ def gpipe(coordinates: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
-    """Return 1F1B, which runs one forward after each backward, once the first microbatch has come
-    back. Stage s is on coordinate s.
+    """Return 1F1B, in which forwards and backwards alternate after the first forwards. Stage s is
+    on rank s of the pipeline axis.
 
-    A coordinate keeps the activations of at most n - s microbatches.
+    Rank s keeps the activations of at most n - s microbatches.
 
     Args:
-        coordinates: the number n of coordinates of the mesh axis.
-        microbatches: the number m of slices of the batch.
+        coordinates: the number n of ranks along the pipeline axis.
+        microbatches: the number m of microbatches, which are slices of the batch.
 
     Returns:
-        The schedule. The idle share of 1F1B is that of GPipe.
+        The schedule. The idle share of 1F1B equals that of GPipe.
 
     Raises:
         ShardError: a number is below 1.
@@ -92,15 +93,15 @@ def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
 
 
 def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Schedule:
-    """Return interleaved 1F1B, in which each coordinate has several stages. Stage s is on
-    coordinate s mod n.
+    """Return interleaved 1F1B, in which each rank has several stages. Stage s is on rank s mod n of
+    the pipeline axis.
 
-    With more stages on each coordinate, the idle share falls, and the number of messages grows.
+    With more stages on each rank, the idle share falls, and the number of messages grows.
 
     Args:
-        coordinates: the number n of coordinates of the mesh axis.
-        microbatches: the number m of slices of the batch.
-        chunks: the number v of stages of each coordinate.
+        coordinates: the number n of ranks along the pipeline axis.
+        microbatches: the number m of microbatches, which are slices of the batch.
+        chunks: the number v of stages on each rank.
 
     Returns:
         The schedule. If n divides m, the idle share is (n - 1) / (v m + n - 1).
@@ -137,17 +138,18 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
 
 
 def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
-    """Return ZB-H1, which is 1F1B with separate gradients of weights, which fill the waits at the
-    end. Stage s is on coordinate s.
+    """Return ZB-H1: 1F1B in which separate gradients of weights fill the waits at the end. Stage s
+    is on rank s of the pipeline axis.
 
-    No coordinate keeps more than n activations, as many as the first coordinate of 1F1B.
+    No rank keeps more than n activations, the number that the first rank keeps in 1F1B.
 
     Args:
-        coordinates: the number n of coordinates of the mesh axis.
-        microbatches: the number m of slices of the batch.
+        coordinates: the number n of ranks along the pipeline axis.
+        microbatches: the number m of microbatches, which are slices of the batch.
 
     Returns:
-        The schedule. A coordinate waits for the time (n - 1) (F + B - W).
+        The schedule. A rank waits for (n - 1) (F + B - W), where F, B and W are the times of these
+        actions.
 
     Raises:
         ShardError: a number is below 1.
@@ -177,18 +179,19 @@ def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
 
 
 def zbv(coordinates: int, microbatches: int) -> Schedule:
-    """Return ZBV, which has two stages on each coordinate, in the form of a V, and computes the
-    gradients of weights separately. Stages s and 2n - 1 - s are on coordinate s.
+    """Return ZBV, in which each rank has two stages, the stages run up and down like a V, and the
+    gradients of weights are computed separately. Stages s and 2n - 1 - s are on rank s of the
+    pipeline axis.
 
-    A coordinate keeps at most 2n activations, each of which is half as large as without the V.
+    A rank keeps at most 2n activations, each half as large as with one stage per rank.
 
     Args:
-        coordinates: the number n of coordinates of the mesh axis.
-        microbatches: the number m of slices of the batch.
+        coordinates: the number n of ranks along the pipeline axis.
+        microbatches: the number m of microbatches, which are slices of the batch.
 
     Returns:
-        The schedule. If F, B and W take the same time, a coordinate waits n - 1 times this time,
-        before its first action and after its last.
+        The schedule. If F, B and W each take the time t, a rank waits for (n - 1) t, before its
+        first action and after its last action.
 
     Raises:
         ShardError: a number is below 1.
@@ -209,20 +212,19 @@ def zbv(coordinates: int, microbatches: int) -> Schedule:
 
 
 def dualpipev(coordinates: int, microbatches: int) -> Schedule:
-    """Return DualPipeV, which has two stages on each coordinate, in the form of a V. Most forwards
-    run next to the B of another microbatch and stage, so one computes while the other communicates.
-    Stages s and 2n - 1 - s are on coordinate s.
+    """Return DualPipeV, in which each rank has two stages, and the stages run up and down like a V.
+    Most forwards run together with the B of another microbatch and stage, so one computes while the
+    other communicates. Stages s and 2n - 1 - s are on rank s of the pipeline axis.
 
-    A coordinate keeps at most 2n + 1 activations, each of which is half as large as without the V.
+    A rank keeps at most 2n + 1 activations, each half as large as with one stage per rank.
 
     Args:
-        coordinates: the number n of coordinates of the mesh axis.
-        microbatches: the number m of slices of the batch.
+        coordinates: the number n of ranks along the pipeline axis.
+        microbatches: the number m of microbatches, which are slices of the batch.
 
     Returns:
-        The schedule. If F, B and W take the same time, a coordinate waits for at most 2 (n - 1)
-        times this time. The published wait is (n - 1) (F&B + B - 2 W), where F&B is the time of F,
-        B and W together.
+        The schedule. If F, B and W each take the time t, a rank waits for at most 2 (n - 1) t. The
+        wait in the paper is (n - 1) (F&B + B - 2 W), where F&B is the time of F, B and W together.
 
     Raises:
         ShardError: a number is below 1.

@@ -20,10 +20,10 @@ def permutation(
         key: a random key, int64 (2,).
         x: a tensor to shuffle, or n for the integers below n.
         axis: the dim to shuffle.
-        independent: whether each row along `axis` gets a different order.
+        independent: whether each 1-D slice along `axis` gets a different order.
 
     Returns:
-        A tensor like x, or int64 (n,).
+        A tensor with the shape and dtype of x, or an int64 tensor of shape (n,).
 
     Raises:
         ShardError: key is not a random key.
@@ -63,7 +63,7 @@ def choice(
         axis: the dim of `a` to choose along.
 
     Returns:
-        A tensor like `a`, with this shape in place of the dim `axis`.
+        A tensor with the elements of `a`, in which dims of the given shape replace the dim `axis`.
 
     Raises:
         ShardError: key is not a random key, or a size is negative.
@@ -111,11 +111,12 @@ def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tens
 
     Args:
         key: a random key, int64 (2,), on the device of x.
-        x: floating tensor.
+        x: a floating-point tensor of any shape.
         rate: the probability that an element becomes zero, from 0 to 1.
 
     Returns:
-        A tensor like x. Elements that do not become zero are divided by 1 - rate.
+        A tensor with the shape and dtype of x. Elements that do not become zero are divided by 1 -
+        rate.
 
     Raises:
         ShardError: key is not a random key or is on another device, or rate is outside of [0, 1].

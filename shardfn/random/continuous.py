@@ -35,8 +35,8 @@ def uniform(
         maxval: the upper end of the range, exclusive.
 
     Returns:
-        A tensor of this shape and dtype, with 53, 24, 11 or 8 random bits for float64, float32,
-        float16 or bfloat16.
+        A tensor with the given shape and dtype, with 53, 24, 11 or 8 random bits for float64,
+        float32, float16 or bfloat16.
 
     Raises:
         ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
@@ -73,7 +73,7 @@ def normal(
         dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        A tensor of this shape and dtype.
+        A tensor with the given shape and dtype.
 
     Raises:
         ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
@@ -103,11 +103,11 @@ def truncated_normal(
         key: a random key, int64 (2,).
         lower: the lower bound, in standard deviations; a tensor is broadcast.
         upper: the upper bound, in standard deviations.
-        shape: the global shape of the result. None means the shape of the bounds.
+        shape: the global shape of the result. None means the broadcast shape of the bounds.
         dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        A tensor of this shape and dtype, with lower <= value <= upper.
+        A tensor with the given shape and dtype, with lower <= value <= upper.
 
     Raises:
         ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
@@ -143,7 +143,7 @@ def exponential(
         dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        A tensor of this shape and dtype.
+        A tensor with the given shape and dtype.
 
     Raises:
         ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
@@ -171,7 +171,7 @@ def gumbel(
         dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        A tensor of this shape and dtype.
+        A tensor with the given shape and dtype.
 
     Raises:
         ShardError: key is not a random key, a size is negative, or dtype is not floating-point.
@@ -204,7 +204,7 @@ def gamma(
         dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        A tensor of this shape and dtype.
+        A tensor with the given shape and dtype.
 
     Raises:
         ShardError: key is not a random key, a size is negative, shape does not end in the shape of
@@ -272,11 +272,11 @@ def beta(
         key: a random key, int64 (2,).
         a: the first parameter, above 0; a tensor is broadcast.
         b: the second parameter, above 0; a tensor is broadcast.
-        shape: the global shape of the result. None means the shape of the parameters.
+        shape: the global shape of the result. None means the broadcast shape of `a` and `b`.
         dtype: a floating-point dtype. None means torch's default dtype.
 
     Returns:
-        A tensor of this shape and dtype, with values between 0 and 1.
+        A tensor with the given shape and dtype, and with values between 0 and 1.
 
     Raises:
         ShardError: key is not a random key, a size is negative, shape does not end in the shape of

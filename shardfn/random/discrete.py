@@ -26,7 +26,7 @@ def bits(
         dtype: an integer dtype, or bool.
 
     Returns:
-        A tensor of this shape and dtype.
+        A tensor with the given shape and dtype.
 
     Raises:
         ShardError: key is not a random key, a size is negative, or dtype is not an integer dtype.
@@ -53,7 +53,7 @@ def bernoulli(
         shape: the global shape of the result. None means the shape of `p`.
 
     Returns:
-        A bool tensor of this shape.
+        A bool tensor with the given shape.
 
     Raises:
         ShardError: key is not a random key, a size is negative, or p is outside of [0, 1].
@@ -93,7 +93,7 @@ def randint(
         dtype: an integer dtype.
 
     Returns:
-        A tensor of this shape and dtype.
+        A tensor with the given shape and dtype.
 
     Raises:
         ShardError: key is not a random key, a size is negative, the range is empty, or dtype cannot
@@ -126,13 +126,14 @@ def categorical(
         logits: (..., classes, ...), floating-point: logarithms of probabilities, up to a constant.
         axis: the dim of the classes.
         shape: the global shape of the result, which ends in the shape of the logits without `axis`.
-            None means that shape.
+            None means the shape of the logits without `axis`.
 
     Returns:
-        An int64 tensor of this shape, with indices from 0 to classes - 1.
+        An int64 tensor with the given shape, with indices from 0 to classes - 1.
 
     Raises:
-        ShardError: key is not a random key, or shape does not end in that shape.
+        ShardError: key is not a random key, or shape does not end in the shape of the logits
+            without `axis`.
 
     Source: jax.random.categorical; the Gumbel-max trick.
 

@@ -85,15 +85,16 @@ def report(
         args: the arguments of the call. `ShapeDtype`s (global shape, dtype) may stand for tensors.
         path: the path of the HTML page.
         mesh: a mesh, or the sizes of its axes, `{"dp": 8, "tp": 4}`, which need no ranks. None
-            means the mesh of the function.
+            means the mesh of the transformed function.
         hardware: an `sf.Hardware`, or the name of one, such as "H100".
-        in_placements: the placements of the arguments, as in `shard`. The function is then sharded
-            with them. None means the placements of the function.
+        in_placements: the placements of the arguments, as in `shard`. If they are given, the
+            function is sharded with these placements. None means the placements of the transformed
+            function.
         kwargs: the keyword arguments of the call.
 
     Returns:
-        A `Report` with its `path`, its `summary`, its `collectives` by line, `suggestions` of
-        placements that avoid some of them, and the `contents` of the page.
+        A `Report` with the fields `path`, `summary`, `collectives` (by source line), `suggestions`
+        (placements that avoid some collectives) and `contents` (everything that the page shows).
 
     Raises:
         ShardError: fn is not transformed and mesh is not given, the hardware is unknown, or the

@@ -44,43 +44,47 @@ def sweep(
 
     The step is captured once for all meshes, strategies and hardware. Microbatches, policies and
     schedules change the Python code that runs. The step is therefore called with `microbatches=`,
-    `remat=` or `schedule=`, and captured once for each combination of these. No step runs, and no
-    ranks are needed.
+    `remat=` or `schedule=`, and captured once for each combination of their values. No step runs,
+    and no ranks are needed.
 
     Args:
-        fn: a pure function of pytrees, as for `shard`. The name of a strategy places the first
-            argument, a dict, as parameters, trees with the same structure and the state of an
-            `sf.optim` as state, and all other tensors as batch.
+        fn: a pure function of pytrees, as for `shard`. With the name of a strategy, the first
+            argument, a dict, gets the placements of parameters; trees with the same structure, and
+            the state of an `sf.optim`, get those of the state; all other tensors get those of the
+            batch.
         args: the positional arguments of the step. `ShapeDtype`s (global shape, dtype) may stand
             for tensors.
-        meshes: the meshes: sizes of axes by name, `{"dp": 4, "tp": 2}`, or shapes.
+        meshes: the meshes: dicts of axis names and sizes, such as `{"dp": 4, "tp": 2}`, or tuples
+            of sizes.
         strategies: names of `sf.strategy`, several joined by + ("zero3+pipeline"), and "auto" for
-            placements that shardfn chooses. It may also be a dict from names to in_placements, or
-            to functions of the mesh that return in_placements or an `sf.Strategy`. With
-            `pipelines`, they are functions of (mesh, schedule).
+            placements that shardfn chooses. `strategies` may also be a dict from names to
+            in_placements, or to functions of the mesh that return in_placements or an
+            `sf.Strategy`. With `pipelines`, the values of this dict are functions of (mesh,
+            schedule).
         microbatches: numbers of microbatches, which the step passes to `sf.accumulate`.
         remat: `checkpoint_policies`, which the step passes to `sf.checkpoint`.
-        pipelines: `sf.Schedule`s, which the step passes to `sf.pipelined_grad`. Each is tried on
-            the meshes whose `axis` has as many coordinates.
+        pipelines: `sf.Schedule`s, which the step passes to `sf.pipelined_grad`. Each schedule is
+            tried on the meshes whose pipeline axis has as many ranks as the schedule.
         hardware: a list of `sf.Hardware`, or of names such as "H100".
-        memory: the memory limit of a rank, in bytes or as text such as "80GiB". Chosen placements
-            stay below the limit, and other rows above the limit are marked. By default, rows above
-            the capacity of the hardware are marked.
-        axis_names: the names of the axes of shapes. The default is "dp", "cp" and "tp", and, with
-            `pipelines`, `axis`, "dp" and "tp".
+        memory: the memory limit of a rank, in bytes or as text such as "80GiB". Placements that
+            shardfn chooses stay below the limit, and rows with other placements are marked if they
+            exceed the limit. By default, rows above the capacity of the hardware are marked.
+        axis_names: the names of the axes, for meshes that are given as tuples of sizes. The default
+            is "dp", "cp" and "tp", and, with `pipelines`, `axis`, "dp" and "tp".
         axis: the mesh axis of the stages, as in `pipelined_grad`.
-        planner: the planner, as in `shard`. "greedy" takes a fraction of the time for a large step.
+        planner: the planner, as in `shard`. For a large step, "greedy" needs only a fraction of the
+            time.
 
     Returns:
         A `Sweep`, which prints as a table and which `sf.draw` draws. Its `rows` are sorted by time,
-        and rows that do not fit come last. A row has `time`, `peak`, `sent_by_axis`, `placements`,
-        `is_front`, `lowered()`, and `call`, the code of the row. `front` lists the rows for which
-        no other row is better in both time and peak. `refused` lists the impossible combinations,
-        each with the reason.
+        and rows that do not fit come last. Each row has `time`, `peak`, `sent_by_axis`,
+        `placements`, `is_front`, `lowered()`, and `call`, the code of the row. `front` lists the
+        rows for which no other row is better in both time and peak. `refused` lists the
+        combinations that cannot run, each with the reason.
 
     Raises:
         ShardError: a list is empty or has wrong values, the hardware is unknown, the step lacks a
-            keyword, or every combination is impossible (with the reasons).
+            keyword parameter, or no combination can run (with the reasons).
         PlacementError: the strategy is unknown.
         ScheduleError: a schedule fits no mesh.
 

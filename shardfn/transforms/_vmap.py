@@ -308,23 +308,24 @@ def vmap(
     Args:
         fn: a function of one sample that returns a tensor or a tree of tensors.
         in_axes: a prefix tree over the positional arguments, with the batch dim of each leaf. None
-            means that all samples share the leaf.
+            means that all samples share this argument.
         out_axes: a prefix tree over the result, with the batch dim of each leaf. None means that
-            the leaf is equal for all samples. A number that fn returns becomes a tensor with one
+            the result is equal for all samples. A number that fn returns becomes a tensor with one
             element for each sample.
         axis_name: the name of the batch dim, for `psum` and other collectives in fn.
         axis_size: the number of samples. It is needed only if no argument is mapped.
         spmd_axis: mesh axes over which the batch dim is sharded, in inputs and outputs.
-        randomness: the behaviour of `torch.rand`, dropout and similar ops in fn: "error", or
-            numbers that are "different" for each sample, or the "same" for all. With keys of
-            `sf.random`, this option is not needed.
+        randomness: the behaviour of `torch.rand`, dropout and similar ops in fn: "error" raises an
+            error, "different" draws different numbers for each sample, and "same" draws the same
+            numbers for all samples. Random numbers from keys of `sf.random` do not need this
+            option.
 
     Returns:
-        A function of the same arguments with the batch dim added.
+        A function with the same arguments as fn, each with an added batch dim.
 
     Raises:
-        TreeError: when called: mapped dims have different sizes (all are listed), or axes do not
-            fit the arguments.
+        TreeError: when called: mapped dims have different sizes (the error lists all of them), or
+            axes do not fit the arguments.
 
     Source: jax.vmap.
 

@@ -178,13 +178,14 @@ def save_safetensors(
 ) -> None:
     """Write tensors as a folder of safetensors, which `from_pretrained` of Hugging Face can read.
 
-    Tensors are unsharded one after the other, and one rank writes them. It holds only one file in
-    memory at a time. Older `model*.safetensors` files in the folder that are not part of the model
-    are deleted.
+    Tensors are unsharded one after the other, and one rank writes them. The rank that writes holds
+    only one file in memory at a time. Older `model*.safetensors` files in the folder that are not
+    part of the model are deleted.
 
     Args:
         path: the folder, which is created if it does not exist.
-        tree: a dict of tensors or DTensors by name, or a tree of dicts whose keys join to names.
+        tree: a dict of tensors or DTensors by name, or a tree of dicts whose keys, joined with
+            dots, are the names.
         max_bytes: the largest size of a file, in bytes or as text such as "5GB". A larger tensor
             gets its own file.
 

@@ -90,7 +90,7 @@ def save(
 ) -> Any:
     """Write a tree of tensors and constants to a checkpoint folder, as one step.
 
-    Each rank writes the chunks that no other rank writes. If a process is killed at any moment,
+    Each chunk of a tensor is written by only one rank. If a process is killed at any moment,
     earlier steps stay unchanged.
 
     Args:
@@ -99,7 +99,7 @@ def save(
             and objects with `state_dict` and `load_state_dict`.
         step: the number of the step. The default is the number after the newest step. A step with
             the same number is replaced.
-        keep: the number of newest steps to keep. None keeps all steps.
+        keep: the number of steps to keep in the folder, newest first. None keeps all steps.
         background: whether to copy the tensors, return at once, and write in a thread, after
             earlier saves of this process to the same folder.
 

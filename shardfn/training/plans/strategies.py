@@ -139,25 +139,26 @@ def strategy(
             or "pipeline".
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
-        axis: the mesh axis. "hsdp" needs two axes, of which the last shards. The default is "dp",
-            ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", "cp" for "context", "ep"
-            for "expert", and "pp" for "pipeline".
+        axis: the mesh axis. "hsdp" needs two axes, of which the last shards the parameters. The
+            default is "dp", ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", "cp"
+            for "context", "ep" for "expert", and "pp" for "pipeline".
         base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy`, whose placements
             of the batch and of activations are kept too. "tensor" and "sequence" need the
-            placements of a tensor parallel plan, and "expert" needs those of experts, such as
-            `model.ep_plan`.
-        min_bytes: parameters with fewer bytes are not sharded over the axis. The value is the bytes
-            of the global tensor, or text such as "100KB".
-        stages: for "pipeline". "even" gives each stage consecutive layers with about as many
-            elements, in the order of `params`. `sf.jit(loss_fn).trace(params, batch)` gives stages
-            with about equal time, in the order in which loss_fn reads parameters. A dict gives the
-            number of a stage for each pattern of paths.
-        chunks: for "pipeline": the number of stages of each coordinate.
-        order: for "pipeline": "loop" puts stage s on coordinate s mod n. "v" goes up to the last
-            coordinate and back, with 2 chunks.
-        rows: for "expert": the number of rows that a rank can receive for its experts, or text such
-            as "1.5x", a multiple of the mean. The default is the largest number that can arrive.
-        attention: for "context": the method of sharded attention over its axis: {"cp": "ring"},
+            placements of a tensor parallel plan, and "expert" needs the placements of the experts,
+            such as `model.ep_plan`.
+        min_bytes: parameters with fewer bytes are not sharded over the axis. The bytes are those of
+            the global tensor, as a number or as text such as "100KB".
+        stages: for "pipeline". "even" gives each stage consecutive layers with about the same
+            number of elements, in the order of `params`. `sf.jit(loss_fn).trace(params, batch)`
+            gives stages with about equal time, in the order in which loss_fn reads parameters. A
+            dict maps patterns of parameter paths to the numbers of stages.
+        chunks: for "pipeline": the number of stages on each rank along the axis.
+        order: for "pipeline": "loop" puts stage s on rank s mod n, if the axis has n ranks. "v"
+            needs two chunks: the stages run up to the last rank and back down.
+        rows: for "expert": the number of token rows that a rank can receive for its experts, or
+            text such as "1.5x", a multiple of the mean number. The default is the largest number of
+            rows that can arrive at a rank.
+        attention: for "context": the method of sharded attention over the axis: {"cp": "ring"},
             "gather" or "ulysses". By default, each attention op uses the method that sends the
             fewest bytes.
 

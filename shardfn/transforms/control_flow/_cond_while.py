@@ -169,8 +169,9 @@ def while_loop(
 
     Returns:
         The first carry for which `cond_fun` is false. `while_loop` works under every transform. In
-        reverse mode, the loop runs again and saves 64 carries. A loop of n > 64 steps recomputes
-        each other carry from the last saved one before it, in n * n / 128 steps.
+        reverse mode, the loop runs again and saves 64 carries. In a loop of n > 64 steps, each
+        carry that was not saved is recomputed from the last saved carry before it, in n * n / 128
+        steps in total.
 
     Raises:
         TreeError: the carry changes its tree, a shape or a dtype.

@@ -35,23 +35,23 @@ def scan(
 
     Args:
         f: a function (carry, x) -> (carry, y), where x and y are the per-step input and output. The
-            carry must keep its tree, shapes and dtypes. Closed-over values are the same in every
-            step.
+            carry must have the same tree, shapes and dtypes after each step. Values that f closes
+            over are the same in every step.
         init: the carry of the first step, a tree of tensors.
         xs: a tree of tensors, all with the same first dim, or None. The input of step i is the tree
-            of `x[i]`.
+            with `x[i]` in place of each tensor x.
         length: the number of steps. The length is needed only without xs.
         reverse: whether to start with the last slice. Per-step outputs keep the positions of
             their inputs.
 
     Returns:
-        (the carry after the last step, the tree of per-step outputs). Each output is stacked along
-        a new first dim. A number that f returns is stacked as a tensor. Other constants in the
-        outputs do not change.
+        (the carry after the last step, the tree of per-step outputs). Each per-step output is
+        stacked along a new first dim. A number that f returns is stacked as a tensor. Constants in
+        the outputs that are not numbers do not change.
 
     Raises:
-        TreeError: the first dims have different sizes, or the carry changes its tree, a shape or a
-            dtype.
+        TreeError: the first dims of xs have different sizes, or the carry changes its tree, a shape
+            or a dtype.
         PlacementError: inside a sharded function: a carry is constrained to a placement that
             differs from that of `init`.
 

@@ -135,8 +135,8 @@ def pipelined_grad(
             multiple of it.
         schedule: an `sf.Schedule`, or "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
             "dualpipev".
-        argnums: the positions of the arguments to differentiate. Each may be a tree of
-            floating-point tensors.
+        argnums: the positions of the arguments to differentiate. Each of these arguments may be a
+            tree of floating-point tensors.
         has_aux: whether loss_fn also returns auxiliary data, a tree, in addition to the scalar.
         batch_argnums: the positions of the arguments that are batches. By default, these are the
             arguments that are not differentiated. Microbatch i holds rows i, i + microbatches, ...

@@ -148,7 +148,7 @@ def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residu
     """List the residuals that a function's forward saves for its backward, with bytes, reason and
     source line.
 
-    The backward is that of all floating-point results, with respect to all floating-point
+    The backward differentiates all floating-point results with respect to all floating-point
     positional arguments. `saved_residuals` does not run the function. Values that share memory are
     counted once. The bytes are those of global tensors.
 
@@ -158,8 +158,8 @@ def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residu
         kwargs: the keyword arguments of fn, which are not differentiated.
 
     Returns:
-        A sequence of `Residual` records, with `nbytes` and `activation_bytes`. It prints as a
-        table.
+        A sequence of `Residual` records, with `nbytes` and `activation_bytes`. The sequence prints
+        as a table.
 
     Raises:
         CaptureError: no argument or no result is floating-point.

@@ -73,32 +73,33 @@ def rule(
     for this operator.
 
     A mapping names every dim: "b i k, k j -> b i j" has an entry for each tensor argument and each
-    result of the op's schema. If a factor is sharded, every tensor with this factor is sharded, and
-    results without it become Partial sums. In a mapping, `...` stands for any leading dims, and 1
-    for a dim of size 1. A mapping may also be a function of the call (`shapes`, `out_shapes`,
-    `ins`, `outs`, `call["name"]`). It returns such a text, or a list of strategies for one mesh
-    axis: (placements of the inputs, placements of the results). A placement is "R", a dim, (dim,
-    unit), "sum", "max", "min" or a DTensor placement.
+    result of the op's schema. The names in a mapping are factors: if a factor is sharded, every
+    tensor with this factor is sharded, and results without the factor become Partial sums. In a
+    mapping, `...` stands for any leading dims, and 1 for a dim of size 1. A mapping may also be a
+    function of a record of the call, with `shapes`, `out_shapes`, `ins`, `outs` and arguments such
+    as `call["name"]`. Such a function returns a mapping text, or a list of strategies for one mesh
+    axis, each of them a pair (placements of the inputs, placements of the results). In a strategy,
+    a placement is "R" (replicated), a dim, (dim, unit), "sum", "max", "min" or a DTensor placement.
 
     Args:
         op: the operator: torch.ops.lib.name.overload, the result of `torch.library.custom_op`, or
             "lib::name".
-        mapping: the text or the function. Without a mapping, a decorator for the function is
-            returned.
-        need_whole: factors that are never sharded, because the op works along them. "..." means all
-            leading dims.
+        mapping: a mapping text such as "b i k, k j -> b i j", or a function that returns one.
+            Without a mapping, `rule` returns a decorator for the function.
+        need_whole: factors that are never sharded, because the op needs all elements along them.
+            "..." means all leading dims.
         example: positional arguments of the op, on the CPU, of uneven sizes and distinct values.
-            With an example, every strategy is proved at registration on 2, 3 and 5 simulated ranks,
-            and so is the gradient of `register_autograd`. A text with Partial sums needs an
-            example.
+            With an example, every strategy is checked at registration on 2, 3 and 5 simulated
+            ranks, and so is the gradient of `register_autograd`. A mapping text that leads to
+            Partial sums needs an example.
 
     Returns:
-        The registered rule. Its method `remove()`, or leaving its `with` block, unregisters the
-        rule. Its method `check(*args)` proves the rule for other arguments.
+        The registered rule. Its method `remove()`, or the end of its `with` block, unregisters the
+        rule. The method `check(*args)` of the rule checks the rule for other arguments.
 
     Raises:
         RuleError: the op cannot have a rule, the mapping does not fit the op, or a strategy gives a
-            wrong result. The error shows a counterexample.
+            wrong result. The error shows arguments for which the rule is wrong.
 
     Source: sharding_rule of jax.experimental.custom_partitioning (Shardy); register_sharding of
     torch.distributed.tensor.

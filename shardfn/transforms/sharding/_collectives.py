@@ -39,7 +39,7 @@ def psum(x: Any, axis_name: AxisName) -> Any:
         ranks). The transpose of psum sends nothing.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
 
     Source: jax.lax.psum.
 
@@ -80,7 +80,8 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
         is this sum over ranks.
 
     Raises:
-        CaptureError: the axis name is not bound at this point, or x already varies over the axis.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name, or x already varies
+            over the axis.
 
     Source: jax.lax.pvary, which is jax.lax.pcast(x, axis_name, to="varying").
 
@@ -112,7 +113,7 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
         The mean of x over all ranks or samples.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
 
     Source: jax.lax.pmean.
 
@@ -137,7 +138,7 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
         derivative is split equally among them.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
 
     Source: jax.lax.pmax.
 
@@ -162,7 +163,7 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
         derivative is split equally among them.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
 
     Source: jax.lax.pmin.
 
@@ -200,7 +201,7 @@ def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = Fals
         The gathered tensor, which is invariant over the axis (equal on all ranks).
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
 
     Source: jax.lax.all_gather, and all_gather_invariant for its type.
 
@@ -232,7 +233,7 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
         program.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
 
     Source: jax.lax.axis_index.
 
@@ -256,7 +257,7 @@ def axis_size(axis_name: AxisName) -> int:
         A Python number.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
 
     Source: jax.lax.axis_size.
 

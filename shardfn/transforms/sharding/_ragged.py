@@ -64,7 +64,7 @@ def ragged_all_to_all(
         this one.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
         PlacementError: the counts have a wrong shape or dtype, x has no rows, or `rows` is not a
             number of rows.
         CapacityError: more rows than `rows` would arrive at a rank. Every rank of the axis raises

@@ -49,7 +49,7 @@ def psum_scatter(
         The chunk of the sum for this rank or sample.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
         PlacementError: the dim cannot be split into chunks of equal size.
 
     Source: jax.lax.psum_scatter.
@@ -151,7 +151,7 @@ def all_to_all(
         The joined chunks that this rank or sample received.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
         PlacementError: the dim cannot be split into chunks of equal size.
 
     Source: jax.lax.all_to_all.
@@ -198,7 +198,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
         The value that this rank or sample receives, or zeros if no rank or sample sends to it.
 
     Raises:
-        CaptureError: the axis name is not bound at this point.
+        CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
         PlacementError: perm contains an index twice, or an index that is not on the axis.
 
     Source: jax.lax.ppermute.

@@ -144,59 +144,59 @@ def shard(
         mesh: a DeviceMesh. The default is the mesh of the innermost `use_mesh`.
         in_placements: the placements of the arguments: a prefix tree over the parameters in their
             order, or a dict by parameter name. A leaf is a `P`, one Placement (1-D meshes), a list
-            of Placements, or None. With None, a DTensor keeps its placements, and a plain tensor is
-            replicated. With `sf.auto`, shardfn chooses the placement with the shortest step time,
-            and `lower(...).placements` prints it. Under `sf.auto`, a DTensor keeps its own
-            placement.
+            of Placements, or None. With None, a DTensor keeps its placements, and an ordinary
+            tensor is replicated. With `sf.auto`, shardfn chooses the placement with the shortest
+            step time, and `lower(...).placements` prints it. With `sf.auto`, an argument that is a
+            DTensor keeps its own placement.
         out_placements: the placements of the results: a prefix tree over the result. None keeps the
-            placement that propagation chose, but reduces Partial values. `Partial()` and
+            placement that sharding propagation chose, but reduces Partial values. `Partial()` and
             `Partial("avg")` return each rank's term of the sum or mean.
         implicit_comm: the reaction to implicit collectives, which no placement asks for: "allow",
             "warn" or "error".
-        planner: with "global", if activations are sent that no placement asks for, an integer
-            program chooses the strategies of all ops at once. With "greedy", each op takes the
-            strategy that moves the fewest bytes. Inside another transform, this option has no
+        planner: with "global", if the program would send activations that no placement asks for, an
+            integer program chooses the strategies of all ops at once. With "greedy", each op takes
+            the strategy that moves the fewest bytes. Inside another transform, `planner` has no
             effect.
-        attention: by mesh axis, the method of sharded attention: {"cp": "ring"}, "gather" or
+        attention: for each mesh axis, the method of sharded attention: {"cp": "ring"}, "gather" or
             "ulysses". By default, each attention op uses the method that sends the fewest bytes.
-            Inside another transform, this option has no effect.
+            Inside another transform, `attention` has no effect.
         memory: the memory limit of a rank for `sf.auto`, in bytes or as text such as "80GiB".
-        rows: by mesh axis, the number of rows that a rank can receive for its experts, or text such
-            as "1.5x", a multiple of the mean. Rows of tokens are then sent over that axis to the
-            ranks of their experts, if the experts are sharded over it. Without `rows`, rows are
-            sent only if this takes fewer bytes than gathering the experts, and a rank has room for
-            all rows. If more rows would arrive, every rank raises a CapacityError. Inside another
-            transform, this option has no effect.
+        rows: for each mesh axis, the number of token rows that a rank can receive for its experts,
+            or text such as "1.5x", a multiple of the mean number. With `rows`, token rows are sent
+            over that axis to the ranks of their experts, if the experts are sharded over it.
+            Without `rows`, token rows are sent only if this takes fewer bytes than gathering the
+            experts, and if a rank has room for all rows. If more token rows would arrive at a rank,
+            every rank raises a CapacityError. Inside another transform, `rows` has no effect.
         donate_argnums: the positions of arguments whose memory the results may use. Using such an
             argument after the call is an error.
         static_argnums: the positions of arguments that are constants of the captured program.
-            Arguments that are not tensors are constants without this option. A tensor at such a
-            position is an error.
+            Arguments that are not tensors are constants even without this option. A tensor at such
+            a position raises an error.
         backend: "inductor", or "aten", which runs the program op by op, without a compilation. In a
-            simulated world, this option has no effect, because the simulator runs op by op.
+            simulated world, `backend` has no effect, because the simulator runs op by op.
         warmup: with "aten", the first calls run op by op, while Inductor compiles in the
             background. All ranks switch to compiled code at the same call. Results before and after
-            this call may differ in rounding. If autograd follows a call, the call is compiled at
-            once.
+            this call may differ in rounding. If torch's autograd records a call, the call is
+            compiled at once.
         cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
             launch as a whole. All ops of the function must be on the GPU. Arguments whose address
             changes from call to call are copied into the graph's memory, and results are copied out
-            of it. Donated arguments with a fixed address are not copied. In worlds where nothing is
-            compiled, this option has no effect.
+            of it. Donated arguments with a fixed address are not copied. In a simulated world,
+            `cuda_graphs` has no effect.
         seed: with "state", torch's own random calls draw from `sf.random.state`. With "required",
-            they raise an error, so every random number comes from a key.
+            torch's own random calls raise an error, so every random number comes from a key.
         dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
-            all these sizes. The value is a prefix tree over the positional arguments, as `in_axes`
-            of vmap, or a dict by argument name. A leaf is a dim, a set of dims, True for all dims,
-            or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
+            all these sizes. The value is a prefix tree over the positional arguments, like
+            `in_axes` of vmap, or a dict by argument name. A leaf is a dim, a set of dims, True for
+            all dims, or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
 
     Returns:
-        A function of the same arguments whose results are DTensors, with `.trace`, `.lower` and
-        `.compile`.
+        A function with the same arguments as fn, which returns DTensors and has the methods
+        `.trace`, `.lower` and `.compile`.
 
     Raises:
-        PlacementError, TreeError, CaptureError, RuleError: raised by the call, which names the
-            function and the argument.
+        PlacementError, TreeError, CaptureError, RuleError: raised by the call, with the name of the
+            function and of the argument.
 
     Source: jax.jit with in_shardings.
 

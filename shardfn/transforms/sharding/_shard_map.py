@@ -217,23 +217,24 @@ def shard_map(
         mesh: a DeviceMesh. The default is the mesh of the enclosing call, or of the innermost
             `use_mesh`.
         in_placements: a prefix tree over the parameters in their order, or a dict by parameter
-            name. It is needed if there are positional arguments. A leaf is a `P`, one Placement
-            (1-D meshes), a list of Placements, or None, which means replicated. Sharded dims must
-            be divisible by the size of their axes.
+            name. `in_placements` is needed if fn has positional arguments. A leaf is a `P`, one
+            Placement (1-D meshes), a list of Placements, or None, which means replicated. Sharded
+            dims must be divisible by the size of their axes.
         out_placements: the placements of the results: a prefix tree over the result. A result that
             is not sharded over an axis must be invariant over it: reduced, gathered, or computed
-            from invariant values. With `Partial()`, each rank returns a term of the sum. With
-            `Partial("avg")`, each rank returns a term of the mean.
-        axis_names: the mesh axes on which fn is per-rank code. The default is all axes that no
-            enclosing `shard_map` uses. On all other axes, the values in fn are global tensors, and
-            propagation chooses their placements.
-        backend: "inductor" or "aten". It has an effect if this is the outermost transform.
-        dynamic: the dims of arguments whose sizes may change between calls, as in `shard`. It has
-            an effect if this is the outermost transform.
+            from invariant values. With `Partial()`, the results of the ranks are terms of a sum.
+            With `Partial("avg")`, the results of the ranks are terms of a mean.
+        axis_names: the mesh axes over which fn works on local tensors. By default, these are all
+            axes that no enclosing `shard_map` uses. On all other axes, the values in fn are global
+            tensors, and sharding propagation chooses their placements.
+        backend: "inductor" or "aten". `backend` has an effect only if `shard_map` is the outermost
+            transform.
+        dynamic: the dims of arguments whose sizes may change between calls, as in `shard`.
+            `dynamic` has an effect only if `shard_map` is the outermost transform.
 
     Returns:
-        A function of global tensors. As the outermost transform, it returns DTensors, and has
-        `.trace`, `.lower` and `.compile`.
+        A function of global tensors. If `shard_map` is the outermost transform, this function
+        returns DTensors, and has `.trace`, `.lower` and `.compile`.
 
     Raises:
         PlacementError: when called: a dim cannot be split into equal shards, an axis is unknown or
