@@ -59,7 +59,7 @@ def tree_map(
     """Apply a function to every leaf of one tree, or of several trees with the same structure.
 
     Args:
-        fn: a function of one leaf of each tree.
+        fn: a function of one leaf from each tree.
         tree: a pytree: dicts, lists, tuples, named tuples, `None` (a leaf), and classes that
             torch's pytree knows. A tensor is a leaf, even if it holds other tensors.
         rest: more trees with the same structure as the first tree.

@@ -68,7 +68,8 @@ def callback(fn: Callable[..., Any], *args: Any, ranks: str = "first", **kwargs:
     """Call a function with the values of tensors each time the program runs.
 
     Args:
-        fn: any function. Its result is ignored. A program with a callback cannot be saved.
+        fn: any function. The result of the function is ignored. A program with a callback cannot be
+            saved.
         args: tensors, constants, and trees of both. fn gets ordinary tensors with global values.
         ranks: "first" calls fn on rank 0. "all" calls fn on each rank.
         kwargs: more values for fn, passed by name.

@@ -293,7 +293,7 @@ class RankLostError(ShardError):
 
 class CapacityError(ShardError):
     """Raised if a rank would receive more rows than its buffer holds. When this error is raised, no
-    row has been sent or dropped.
+    rank has sent or dropped a row.
 
     Args:
         message: the full text of the error.
@@ -332,7 +332,7 @@ class CapacityError(ShardError):
 
 
 class BudgetError(ShardError):
-    """Raised if a program costs more than allowed, or if its cost differs from its lock.
+    """Raised if a program costs more than allowed, or if its cost differs from its lock file.
 
     Example:
         >>> import torch, shardfn as sf

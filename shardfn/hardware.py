@@ -25,7 +25,8 @@ class Efficiency:
         product8: the fraction of `Hardware.flops8` that matrix products of 8-bit floats reach.
         product16: the fraction of `Hardware.flops` that matrix products in 16 bits reach.
         product32: the fraction of `Hardware.flops32` that matrix products in wider dtypes reach.
-        attention: the fraction of the peak rate of its dtype that fused attention reaches.
+        attention: the fraction of the peak rate (`flops8`, `flops` or `flops32`) that fused
+            attention reaches.
         memory: the fraction of `Hardware.memory` that programs reach.
         link: the fraction of `Hardware.link` that collectives inside a node reach.
         network: the fraction of `Hardware.network` that collectives between nodes reach.
@@ -122,12 +123,13 @@ class Hardware:
         network: bytes per second that one rank can send to another node.
         network_latency: seconds that a collective between nodes takes in addition to the time for
             its bytes.
-        capacity: the memory of a device, in bytes. None means that it is not known.
+        capacity: the memory of a device, in bytes. None means that the memory of the device is not
+            known.
         flops8: operations per second, in matrix products of 8-bit floats. None means the value of
             `flops`.
         launch: seconds that the device needs to start one kernel.
-        efficiency: the fractions of these rates that programs reach. By default, programs reach the
-            peak rates.
+        efficiency: the fractions of the peak rates that programs reach. By default, programs reach
+            the peak rates.
         float8: whether the prediction assumes that 16-bit matrix products run in 8 bits, with
             dynamic scales. The prediction includes the casts to 8 bits: each operand is read twice,
             and written once in 8 bits.

@@ -43,7 +43,8 @@ def make_mesh(
     """Arrange the ranks of the current world in a grid with named axes.
 
     Args:
-        shape: the number of ranks along each axis. The product must be the size of the world.
+        shape: the number of ranks along each axis. The product of these numbers must be the size of
+            the world.
         axis_names: one name for each axis.
         device_type: "cpu", "cuda", ... The default is the type of torch's default device.
         links: a `Link` for each axis, if the axes differ in speed. With links, a byte over a slow

@@ -70,9 +70,9 @@ class Stage(Placement):
 
 
 class Zigzag(Placement):
-    """A placement on one mesh axis that gives all ranks the same amount of causal attention. The
-    dim consists of 2n equal chunks, and rank r of n holds chunks r and 2n - 1 - r. This placement
-    does not change the values that a program computes.
+    """A placement on one mesh axis that gives all ranks the same amount of causal attention to
+    compute. The dim consists of 2n equal chunks, and rank r of n holds chunks r and 2n - 1 - r.
+    This placement does not change the values that a program computes.
 
     Args:
         dim: the tensor dim that is sharded.
@@ -124,8 +124,9 @@ OWN = (Stage, Zigzag)  # the placements that torch's DTensor does not know
 
 
 class zigzag:
-    """Return an entry for a `P` that gives all ranks the same amount of causal attention. The dim
-    consists of 2n equal chunks, and rank r of the axis holds chunks r and 2n - 1 - r.
+    """Return an entry for a `P` that gives all ranks the same amount of causal attention to
+    compute. The dim consists of 2n equal chunks, and rank r of the axis holds chunks r and 2n - 1 -
+    r.
 
     Args:
         axis: the mesh axis of n ranks. The size of the dim must be a multiple of 2n.

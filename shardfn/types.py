@@ -68,7 +68,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 @attrs.frozen
 class ShapeDtype:
-    """The shape and dtype of a tensor, without memory for its values.
+    """The shape and dtype of a tensor, for use in place of a tensor with values.
 
     Args:
         shape: the global shape.

@@ -111,9 +111,9 @@ def _is_count(n: Any) -> bool:
 class fake_world(contextlib.ContextDecorator):
     """Simulate a world of n ranks in this process, as a context manager or a decorator.
 
-    The world belongs to the process, like torch's process group: all threads are in it until a
-    thread leaves it. Two worlds at the same time are an error. When a world ends, its meshes can no
-    longer be used.
+    The world belongs to the process, like torch's process group: it applies to all threads until
+    one of them leaves it. Two worlds at the same time are an error. When a world ends, its meshes
+    can no longer be used.
 
     Args:
         n: the number of ranks, from 1 to 2**20.
@@ -199,7 +199,7 @@ class fake_world(contextlib.ContextDecorator):
 
     def stop(self) -> None:
         """Leave the world that `start` has entered. Any `fake_world` object with the same number of
-        ranks can leave it, so a notebook need not keep the object.
+        ranks can leave the world, so a notebook need not keep the first object.
 
         Raises:
             ShardError: no world was started, the world has another number of ranks, or a `with`

@@ -33,8 +33,8 @@ class BucketPlan:
         buckets: the buckets, each of which is one collective.
         ignored: the paths of the leaves whose gradients are reduced one by one, outside of the
             buckets.
-        unused: the leaves on which the loss does not depend. The gradient of such a leaf is zero,
-            and is not sent.
+        unused: the leaves on which the loss does not depend. The gradient of an unused leaf is
+            zero, and is not sent.
         local: the paths of the leaves whose gradients need no communication.
         unreduced: the leaves whose gradients are returned as Partial, for a later program to
             reduce.
@@ -169,8 +169,8 @@ class BucketPlan:
         """Return, for each leaf, the entries of the plan: one for each bucket that contains the
         leaf.
 
-        Buckets are numbered by their position in the plan. Two buckets with the same `index` count
-        as one bucket.
+        The entries number the buckets by their position in the plan. Two buckets with the same
+        `index` count as one bucket.
 
         Args:
             name: the name of the function that uses the plan, for error messages.

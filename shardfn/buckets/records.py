@@ -16,11 +16,11 @@ from ..ops.text_formats import parse_record, print_record
 class Bucket:
     """A set of gradients or parameters that one collective reduces or gathers.
 
-    `nbytes` counts the bytes that a rank reduces or gathers if its shards have the full size,
-    without the fused small reductions. A program that is given a plan uses the buckets of the plan,
-    and the leaves of each bucket, in the order of the plan. The new program's plan shows the same
-    `cap` as the given plan. The fields `ready`, `first_use`, `riding`, `inside` and `times`
-    describe one program, and are computed again for each program that uses the plan.
+    `nbytes` counts the bytes that the rank with the largest shards reduces or gathers, without the
+    fused small reductions. A program that is given a plan uses the buckets of the plan, and the
+    leaves of each bucket, in the order of the plan. The new program's plan shows the same `cap` as
+    the given plan. The fields `ready`, `first_use`, `riding`, `inside` and `times` describe one
+    program, and are computed again for each program that uses the plan.
 
     Args:
         index: the position of the bucket in the plan, from 0.
@@ -35,11 +35,11 @@ class Bucket:
             bucket.
         ready: the op that computes the last gradient of the bucket.
         first_use: the first op that reads the result of the bucket.
-        region: the index of the bucketed_grad call in the program.
+        region: the index of the bucketed_grad call in the program, from 0.
         riding: the bytes of small reductions that share the collective, such as the all-reduce of
             the loss.
-        inside: the loop or branch that contains the bucket, with its source line. Empty if no loop
-            or branch contains it.
+        inside: the loop or branch that contains the bucket, with its source line. The text is empty
+            if no loop or branch contains the bucket.
         times: how often one call of the program sends the bucket.
 
     Example:

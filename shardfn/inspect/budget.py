@@ -26,7 +26,7 @@ PUBLIC_READERS = {  # of a value that is not an op's
 
 @attrs.frozen(repr=False)
 class Explanation:
-    """The collectives of one rank's program, printed as a table in the order of their start.
+    """The collectives of one rank's program, printed as a table in the order in which they start.
 
     A collective in the body of a scan is listed once, with the number of times that it runs.
 
@@ -59,7 +59,7 @@ class Explanation:
 
     @property
     def implicit(self) -> tuple[Collective, ...]:
-        """Return the collectives that no placement asked for."""
+        """Return the implicit collectives, which no placement asked for."""
         return tuple(c for c in self.collectives if c.implicit)
 
     def _repr_html_(self) -> str | None:

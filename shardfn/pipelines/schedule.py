@@ -69,9 +69,9 @@ class Schedule:
     """The order of the actions of each rank along the pipeline axis of a mesh.
 
     An action is a tuple (kind, stage, microbatch). The kind is F (the forward), B (the gradients of
-    the stage's inputs, which the previous stage waits for), W (the gradients of its weights), or BW
-    (B and W together). `sf.schedules` contains schedules from published papers, such as GPipe and
-    1F1B.
+    the stage's inputs, for which the previous stage waits), W (the gradients of the stage's
+    weights), or BW (B and W together). `sf.schedules` contains schedules from published papers,
+    such as GPipe and 1F1B.
 
     Args:
         name: a name for printing.

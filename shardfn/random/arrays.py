@@ -107,7 +107,7 @@ def _choose_positions(
 
 
 def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tensor:
-    """Set random elements of a tensor to zero, and scale the others to keep the mean.
+    """Set random elements of a tensor to zero, and scale the other elements to keep the mean.
 
     Args:
         key: a random key, int64 (2,), on the device of x.

@@ -101,7 +101,8 @@ def truncated_normal(
 
     Args:
         key: a random key, int64 (2,).
-        lower: the lower bound, in standard deviations; a tensor is broadcast.
+        lower: the lower bound, in standard deviations; a tensor is broadcast to the shape of the
+            result.
         upper: the upper bound, in standard deviations.
         shape: the global shape of the result. None means the broadcast shape of the bounds.
         dtype: a floating-point dtype. None means torch's default dtype.
@@ -198,7 +199,7 @@ def gamma(
 
     Args:
         key: a random key, int64 (2,).
-        a: the shape parameter, above 0; a tensor is broadcast.
+        a: the shape parameter, above 0; a tensor is broadcast to the shape of the result.
         shape: the global shape of the result, which ends in the shape of `a`. None means the shape
             of `a`.
         dtype: a floating-point dtype. None means torch's default dtype.
@@ -270,8 +271,8 @@ def beta(
 
     Args:
         key: a random key, int64 (2,).
-        a: the first parameter, above 0; a tensor is broadcast.
-        b: the second parameter, above 0; a tensor is broadcast.
+        a: the first parameter, above 0; a tensor is broadcast to the shape of the result.
+        b: the second parameter, above 0; a tensor is broadcast to the shape of the result.
         shape: the global shape of the result. None means the broadcast shape of `a` and `b`.
         dtype: a floating-point dtype. None means torch's default dtype.
 

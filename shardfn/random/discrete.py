@@ -49,7 +49,7 @@ def bernoulli(
 
     Args:
         key: a random key, int64 (2,).
-        p: the probability of True, from 0 to 1; a tensor is broadcast.
+        p: the probability of True, from 0 to 1; a tensor is broadcast to the shape of the result.
         shape: the global shape of the result. None means the shape of `p`.
 
     Returns:
@@ -88,7 +88,8 @@ def randint(
     Args:
         key: a random key, int64 (2,).
         shape: the global shape of the result.
-        minval: the lower end of the range, inclusive; a tensor is broadcast.
+        minval: the lower end of the range, inclusive; a tensor is broadcast to the shape of the
+            result.
         maxval: the upper end of the range, exclusive.
         dtype: an integer dtype.
 

@@ -76,20 +76,19 @@ def report(
     in_placements: Any = None,
     **kwargs: Any,
 ) -> Report:
-    """Write an HTML page with the time, the memory and the communication of a step before it runs.
-    The page is one file, which a browser opens without a network.
+    """Write an HTML page that predicts the time, the memory and the communication of a step. The
+    page is one file, which a browser opens without a network.
 
     Args:
         fn: a transformed function, such as the result of shard; or a function of global tensors,
             with `mesh`.
         args: the arguments of the call. `ShapeDtype`s (global shape, dtype) may stand for tensors.
         path: the path of the HTML page.
-        mesh: a mesh, or the sizes of its axes, `{"dp": 8, "tp": 4}`, which need no ranks. None
-            means the mesh of the transformed function.
+        mesh: a mesh, or a dict with the sizes of its axes, such as `{"dp": 8, "tp": 4}`, for which
+            no ranks are needed. None means the mesh of the transformed function.
         hardware: an `sf.Hardware`, or the name of one, such as "H100".
-        in_placements: the placements of the arguments, as in `shard`. If they are given, the
-            function is sharded with these placements. None means the placements of the transformed
-            function.
+        in_placements: the placements of the arguments, as in `shard`. If placements are given, the
+            function is sharded with them. None means the placements of the transformed function.
         kwargs: the keyword arguments of the call.
 
     Returns:

@@ -38,8 +38,8 @@ def plan(
     pipelines: Sequence[Schedule] | None = None,
     axis: str = "pp",
 ) -> Sweep:
-    """Compare meshes of several shapes for a step. The table shows the best placements on each
-    mesh, the time, the bytes that a rank sends, and its memory peak.
+    """Compare meshes of several shapes for a step. The table shows, for each mesh, the best
+    placements, the time, the bytes that a rank sends, and the memory peak of a rank.
 
     With `pipelines`, `plan` also compares schedules, each on the meshes whose pipeline axis has as
     many ranks as the schedule. With `pipelines`, the function is called as `fn(*args,

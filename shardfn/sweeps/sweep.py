@@ -49,9 +49,9 @@ def sweep(
 
     Args:
         fn: a pure function of pytrees, as for `shard`. With the name of a strategy, the first
-            argument, a dict, gets the placements of parameters; trees with the same structure, and
-            the state of an `sf.optim`, get those of the state; all other tensors get those of the
-            batch.
+            argument must be a dict and gets the placements of parameters; trees with the same
+            structure, and the state of an `sf.optim`, get the placements of the state; all other
+            tensors get those of the batch.
         args: the positional arguments of the step. `ShapeDtype`s (global shape, dtype) may stand
             for tensors.
         meshes: the meshes: dicts of axis names and sizes, such as `{"dp": 4, "tp": 2}`, or tuples
@@ -76,11 +76,11 @@ def sweep(
             time.
 
     Returns:
-        A `Sweep`, which prints as a table and which `sf.draw` draws. Its `rows` are sorted by time,
-        and rows that do not fit come last. Each row has `time`, `peak`, `sent_by_axis`,
-        `placements`, `is_front`, `lowered()`, and `call`, the code of the row. `front` lists the
-        rows for which no other row is better in both time and peak. `refused` lists the
-        combinations that cannot run, each with the reason.
+        A `Sweep`, which prints as a table and which `sf.draw` draws. The `rows` of the sweep are
+        sorted by time, and rows that do not fit in memory come last. Each row has `time`, `peak`,
+        `sent_by_axis`, `placements`, `is_front`, `lowered()`, and `call`, the code of the row.
+        `front` lists the rows for which no other row is better in both time and peak. `refused`
+        lists the combinations that cannot run, each with the reason.
 
     Raises:
         ShardError: a list is empty or has wrong values, the hardware is unknown, the step lacks a

@@ -169,8 +169,8 @@ class Sweep:
 
     Args:
         name: the name of the step.
-        rows: the rows of the table: those that fit in memory first, and the fastest of these at the
-            top.
+        rows: the rows of the table: rows that fit in memory come first, and the fastest of them is
+            at the top.
         refused: the combinations that cannot run, each with the reason.
 
     Example:

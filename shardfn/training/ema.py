@@ -127,7 +127,7 @@ def ema(decay: float, *, debias: bool = False) -> Ema:
         debias: whether to start from zeros, and to divide by the sum of the weights.
 
     Returns:
-        An object with `init`, `update` and `average`.
+        An object with the methods `init`, `update` and `average`.
 
     Raises:
         ShardError: decay is not a number from 0 to 1.

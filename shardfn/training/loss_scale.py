@@ -196,8 +196,8 @@ def loss_scale(
         interval: the number of consecutive finite steps after which the scale grows.
 
     Returns:
-        An object with `init`, `scale`, `unscale`, `select` and `update`. With `growth=1.0` and
-        `backoff=1.0`, the scale never changes.
+        An object with the methods `init`, `scale`, `unscale`, `select` and `update`. With
+        `growth=1.0` and `backoff=1.0`, the scale never changes.
 
     Raises:
         ShardError: a number is out of range.

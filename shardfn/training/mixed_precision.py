@@ -139,13 +139,12 @@ def mixed_precision(
         reduce: the dtype in which gradients are reduced over ranks. The dtype of `compute` sends
             the fewest bytes, and the dtype of `params` does not round the sums.
             `bucketed_grad(reduce_dtype=)` takes precedence.
-        keep: patterns for parameters that are not cast, such as `"**.norm.weight"`: globs over
-            their paths.
+        keep: patterns for the paths of parameters that are not cast, such as `"**.norm.weight"`.
         argnums: the positions of the arguments that are cast. By default, all arguments are cast.
 
     Returns:
-        A function with the same arguments as fn. The results are not cast, and have the dtypes that
-        fn computes.
+        A function with the same arguments as fn. a dtype is not a floating-point dtype, a parameter
+        has another dtype than `params`, or a pattern matches no parameter.
 
     Raises:
         ShardError: a dtype is wrong, a parameter has another dtype, or a pattern matches no

@@ -193,27 +193,29 @@ def functionalize(
 
     The call `out, buffers = fn(params, buffers, *args)` changes neither the module nor its
     arguments. The call returns the buffers that the module writes to or assigns, such as
-    BatchNorm's statistics. The function follows `train()` and `eval()` of the module and of each
-    submodule, also after `functionalize`. The function is captured once for each mode. All other
-    properties are those that the module has when `functionalize` is called: its attributes, hooks,
-    parametrizations, submodules, and which parameters are frozen. Call `functionalize` again after
-    you change one of these. The function shares objects that are not modules, such as
-    `model.config`, with the module. Change their attributes only before `functionalize`.
+    BatchNorm's statistics. The returned function follows later calls of `train()` and `eval()` on
+    the module and on each submodule. The returned function is captured once for each mode. All
+    other properties are those that the module has when `functionalize` is called: its attributes,
+    hooks, parametrizations, submodules, and which parameters are frozen. Call `functionalize` again
+    after you change an attribute, a hook, a parametrization, a submodule, or which parameters are
+    frozen. The function shares objects that are not modules, such as `model.config`, with the
+    module. Change the attributes of such objects only before `functionalize`.
 
-    The function holds no parameter values, and does not keep the module alive. After `del module`,
-    the modes no longer change. Copies and pickles of the function do not follow the modes of a
-    module.
+    The returned function holds no parameter values, and does not keep the module alive. After `del
+    module`, the returned function keeps the last modes of the module. Copies and pickles of the
+    function do not follow the modes of a module.
 
     A frozen parameter (requires_grad=False) counts as a buffer. No gradient of a frozen parameter
     is computed, sent or returned. A hook on a parameter (`p.register_hook`) gets the gradient,
-    summed over all uses, and may replace it. Under `vmap(grad(f))`, such a hook sees the gradient
-    of one sample.
+    summed over all uses of the parameter, and may replace it. Under `vmap(grad(f))`, a hook on a
+    parameter gets the gradient of one sample.
 
     Args:
         module: any nn.Module whose forward is a function of trees of tensors and constants. A tied
-            weight is one parameter, under its first name, and its gradient is the sum over its
-            uses. All other values in the module are constants. A module on the meta device returns
-            tensors on the meta device, for `trace` and `lower` without memory.
+            weight is one parameter, under its first name, and its gradient is the sum over all uses
+            of the weight. All values in the module that are neither parameters nor buffers are
+            constants. A module on the meta device returns tensors on the meta device, for `trace`
+            and `lower` without memory.
         share: whether params and buffers share the memory of the module. An in-place write to one
             of these tensors, or its donation, then changes the module. Without `share`, params and
             buffers are copies.
@@ -229,7 +231,8 @@ def functionalize(
     Raises:
         TreeError: module is not an nn.Module, or its parameters have no shapes yet.
         CaptureError: a parameter has a post-accumulate-grad hook or a multi-grad hook. When called:
-            the module stores a value outside of its buffers, or is not one pure graph.
+            the module stores a value outside of its buffers, or cannot be captured as one pure
+            graph.
 
     Source: torch.func.functional_call; flax.nnx.split; haiku.transform_with_state.
 

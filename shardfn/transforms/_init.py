@@ -33,8 +33,8 @@ def init(
     """Build a module whose parameters and buffers are created as shards: `fn, params, buffers =
     init(module_fn, mesh, placements, key)`.
 
-    Each rank creates only its own shards, with the values that one device would draw for the key.
-    For the key `sf.random.key(seed)`, the values are those of `module_fn()` under
+    Each rank creates only its own shards, with the values that a single device would draw for the
+    same key. For the key `sf.random.key(seed)`, the values are those of `module_fn()` under
     `sf.random.plain()` after `sf.random.state.seed(seed)`. The full module is never in memory.
 
     Args:
@@ -50,8 +50,8 @@ def init(
         backend: "inductor" or "aten", as for `jit`.
 
     Returns:
-        (fn, params, buffers), as `functionalize` returns them. With a mesh, the values are
-        DTensors.
+        (fn, params, buffers), as `functionalize` returns them. With a mesh, the parameters and
+        buffers are DTensors.
 
     Raises:
         ShardError: key is not a random key.

@@ -51,9 +51,9 @@ def jit(
 ) -> Any:
     """Compile a function of tensors into one program, for one device.
 
-    If arguments are DTensors, the program is partitioned over their mesh, with their placements.
-    Results are DTensors with the placements that propagation chose. Inside another transform,
-    `jit(fn)` is `fn`.
+    If arguments are DTensors, the program is partitioned over the mesh of these DTensors, with the
+    placements of the arguments. If arguments are DTensors, results are DTensors with the placements
+    that sharding propagation chose. Inside another transform, `jit(fn)` is `fn`.
 
     A function that calls DTensor or collectives of torch.distributed is per-rank code: its ordinary
     tensors may differ between ranks, and its DTensors are global. Per-rank code runs on all ranks
@@ -68,17 +68,18 @@ def jit(
             simulated world, `backend` has no effect, because the simulator runs op by op.
         warmup: with "aten", the first calls run op by op, while Inductor compiles in the
             background. All ranks switch to compiled code at the same call. Results before and after
-            this call may differ in rounding. If torch's autograd records a call, the call is
+            the switch may differ in rounding. If torch's autograd records a call, the call is
             compiled at once.
         cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
             launch as a whole. All ops of the function must be on the GPU. Arguments whose address
             changes from call to call are copied into the graph's memory, and results are copied out
             of it. Donated arguments with a fixed address are not copied. In a simulated world,
             `cuda_graphs` has no effect.
-        static_argnums: the positions of arguments that are constants of the captured program. Any
-            hashable object is allowed. If such an argument has a new value, or its attributes have
-            changed, the function is captured again. A tensor at such a position raises an error.
-        donate_argnums: the positions of arguments whose memory the results may use. Using such an
+        static_argnums: the positions of arguments that are constants of the captured program. A
+            static argument may be any hashable object. If such an argument has a new value, or its
+            attributes have changed, the function is captured again. A tensor at such a position
+            raises an error.
+        donate_argnums: the positions of arguments whose memory the results may use. Using a donated
             argument after the call is an error.
         seed: with "state", torch's own random calls draw from `sf.random.state`. With "required",
             torch's own random calls raise an error, so every random number comes from a key.

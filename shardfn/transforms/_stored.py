@@ -17,8 +17,8 @@ from ..stored import own_folder
 def clear_cache(*, stored: bool = False) -> None:
     """Delete all captures and compiled programs of this process from memory.
 
-    The next call of a function captures it again. Compiled programs on disk are kept, and need not
-    be compiled again.
+    When a function is called again, it is captured again. Compiled programs on disk are kept, and
+    can be loaded without another compilation.
 
     Args:
         stored: whether to delete the compiled programs on disk too, for all processes of this user.
@@ -47,8 +47,8 @@ def load_compiled(
 
     Loading captures nothing, and does not need the function. The file contains ops by name, and
     tensors, but no code. The file may contain only ops from a fixed list of pure computations. A
-    file from an untrusted source may therefore compute wrong values, but it reads no file and runs
-    no Python. With Inductor, the program is compiled on this machine, or read from the stored
+    file from an untrusted source may therefore compute wrong values, but cannot read files or run
+    Python code. With Inductor, the program is compiled on this machine, or read from the stored
     compilations.
 
     Args:
@@ -59,7 +59,8 @@ def load_compiled(
             compiled.
 
     Returns:
-        The compiled program. The program accepts only arguments with the signature that was saved.
+        The compiled program, which can be called. The program accepts only arguments with the
+        signature that was saved.
 
     Raises:
         ArtefactError: the file is damaged, or was saved for another torch, device or mesh.

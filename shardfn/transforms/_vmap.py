@@ -313,7 +313,7 @@ def vmap(
             the result is equal for all samples. A number that fn returns becomes a tensor with one
             element for each sample.
         axis_name: the name of the batch dim, for `psum` and other collectives in fn.
-        axis_size: the number of samples. It is needed only if no argument is mapped.
+        axis_size: the number of samples. The number is needed only if no argument is mapped.
         spmd_axis: mesh axes over which the batch dim is sharded, in inputs and outputs.
         randomness: the behaviour of `torch.rand`, dropout and similar ops in fn: "error" raises an
             error, "different" draws different numbers for each sample, and "same" draws the same

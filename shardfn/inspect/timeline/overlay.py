@@ -114,8 +114,8 @@ def overlay(
             passed instead, and is then predicted for an H100.
         profile: the path of a trace of one rank, which `export_chrome_trace` of torch.profiler
             wrote and which contains calls of the function.
-        path: the path of a trace to write, which shows the predicted step next to the run. It ends
-            in ".json" or ".json.gz". None writes no file.
+        path: the path of a trace to write, which shows the predicted step next to the run. The path
+            must end in ".json" or ".json.gz". None writes no file.
 
     Returns:
         The predicted and real times of the step, of each collective and, with backend="aten", of

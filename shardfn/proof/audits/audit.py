@@ -37,9 +37,9 @@ def audit(
     """Compare a training step that is written for torch.distributed with the same step on one
     device.
 
-    The distributed step runs unchanged, on `world` ranks that are threads of this process. It may
-    use DistributedDataParallel, fully_shard, parallelize_module, DTensors, or hand-written
-    collectives. Each rank gets a copy of the arguments, and selects its own part by
+    The distributed step runs unchanged, on `world` ranks that are threads of this process. The step
+    may use DistributedDataParallel, fully_shard, parallelize_module, DTensors, or hand-written
+    collectives. Each rank gets a copy of the arguments, and must select its part of them by
     `dist.get_rank()`. All ranks begin with the same state of the random generators. Parameters of
     the two steps are paired by name, or by their initial values. A rank may hold only a part of a
     parameter.
@@ -52,11 +52,11 @@ def audit(
 
     Args:
         distributed: the step function that each rank runs, a module, or the path of a script for
-            torchrun. If the step has a parameter `mesh`, it gets a DeviceMesh.
+            torchrun. If the step function has a parameter `mesh`, it gets a DeviceMesh.
         single: the step function for one device and the global batch, or the path of a script. By
-            default, this is the distributed step or script on one rank, where data loaders with a
+            default, the distributed step or script runs on one rank, where data loaders with a
             DistributedSampler return the batches of all ranks.
-        args: the arguments of both steps. For scripts, these are the arguments of the command line.
+        args: the arguments of both steps. For scripts, these are the command-line arguments.
         world: the number of ranks. The default is the size of the mesh, or 8.
         mesh: the sizes of the mesh axes by name, for error messages and for a step that takes a
             mesh.

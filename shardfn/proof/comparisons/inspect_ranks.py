@@ -515,8 +515,8 @@ def first_nan(step: Any, *args: Any) -> NanFound | None:
         args: the arguments of the step.
 
     Returns:
-        A record of the first such op, with its source line, the ranks, and its inputs. None if no
-        value contains a NaN.
+        A record of the first op whose result contains a NaN, with its source line, the ranks, and
+        its inputs. None if no value contains a NaN.
 
     Raises:
         ShardError: the world does not compute the values of all ranks.

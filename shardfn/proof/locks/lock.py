@@ -84,13 +84,13 @@ def lock(
     Args:
         fn: a transformed function, such as the result of shard.
         args: the arguments of the call. `ShapeDtype`s (global shape, dtype) may stand for tensors.
-        path: the path of the file. If the file does not exist, it is written.
+        path: the path of the file. The file is written if it does not exist.
         update: whether to write the file even if it exists.
         tolerances: the relative difference that is allowed for a field: "peak_bytes" (default
             0.05), "ms" (0.1), "collectives", "bytes", "ops" and "kernels" (0). `math.inf` allows
             any difference.
-        hardware: an `sf.Hardware`, or the name of one, such as "H100", for the predicted time.
-        links: the `sf.Link` of each mesh axis, by name, instead of those of the hardware.
+        hardware: an `sf.Hardware` for the predicted time, or the name of one, such as "H100".
+        links: the `sf.Link` of each mesh axis, by name, which replaces the links of the hardware.
         kernels: whether to compile the step, and to record its kernels too.
         kwargs: the keyword arguments of the call.
 

@@ -68,22 +68,22 @@ def meshes(
     `mesh`. Other parameters of the test are pytest fixtures and parametrized cases. The reported
     failure is as small as possible: it has the fewest ranks, then the fewest mesh axes, sharded
     dims and elements. A note on the error contains a program of ten lines that fails in the same
-    way. Under torchrun, or inside an open world, the meshes are those of that world.
+    way. Under torchrun, or inside an open world, all meshes have the ranks of that world.
 
     Args:
         worlds: the numbers of ranks, such as "1..8", 4 or [1, 2, 6]. Each number is tried as a mesh
             of one, two and three axes. A dict of axis names and sizes means one mesh.
-        shapes: the shape of each argument by name, a tuple of dims. A dim is a size, a name (equal
+        shapes: the shape of each argument, by name: a tuple of dims. A dim is a size, a name (equal
             names have equal sizes), a multiple of a name ("3*d"), or a range of sizes ("0..7"). A
             dict or list of shapes describes an argument that is a tree of tensors.
         placements: "any" means each way to shard dims over mesh axes, in contiguous chunks. "all"
-            adds zigzags, other orders of axes and Partial sums. `placements` may also be one
-            placement, or a list of `P`s to choose from. A dict gives such a value for each argument
-            by name.
+            adds zigzags, other orders of mesh axes, and Partial sums to these placements.
+            `placements` may also be one placement, or a list of `P`s to choose from. A dict gives
+            such a value for each argument by name.
         sizes: the sizes of named dims: {"b": "0..7", "d": [4, 8]}. By default, a size is at least 1
             and at most 9, or at most twice the number of ranks if that is more, up to 16.
-        axes: the names of the mesh axes. By default, they are the names in the placements, or "dp",
-            "tp" and "cp".
+        axes: the names of the mesh axes. By default, the names are those in the placements, or
+            "dp", "tp" and "cp".
         dtype: the dtype of the arguments, or a dict from names to dtypes.
         below: the exclusive upper bound of integer arguments: a size, or the name of a dim. A dict
             gives such a bound for each argument by name.
@@ -95,8 +95,8 @@ def meshes(
         A decorator. The decorated test can also be called with its arguments, and then runs once.
 
     Raises:
-        ShardError: an option or the test is wrong, hypothesis is not installed, or no example was
-            tried.
+        ShardError: an option has a wrong value, the test has wrong parameters, hypothesis is not
+            installed, or no example was tried.
 
     Source: hypothesis; chex's `variants`.
 

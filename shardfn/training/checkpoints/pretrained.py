@@ -186,8 +186,8 @@ def save_safetensors(
         path: the folder, which is created if it does not exist.
         tree: a dict of tensors or DTensors by name, or a tree of dicts whose keys, joined with
             dots, are the names.
-        max_bytes: the largest size of a file, in bytes or as text such as "5GB". A larger tensor
-            gets its own file.
+        max_bytes: the largest size of a file, in bytes or as text such as "5GB". A tensor that is
+            larger than this size gets its own file.
 
     Raises:
         CheckpointError: a leaf is not a tensor, or the folder cannot be written.

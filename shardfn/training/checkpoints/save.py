@@ -95,11 +95,12 @@ def save(
 
     Args:
         path: a folder for all steps. Every rank must have access to this folder.
-        tree: a pytree of DTensors, plain tensors (the same on every rank), numbers, text, None,
+        tree: a pytree of DTensors, ordinary tensors (the same on every rank), numbers, text, None,
             and objects with `state_dict` and `load_state_dict`.
         step: the number of the step. The default is the number after the newest step. A step with
             the same number is replaced.
-        keep: the number of steps to keep in the folder, newest first. None keeps all steps.
+        keep: the number of steps to keep in the folder: older steps are deleted. None keeps all
+            steps.
         background: whether to copy the tensors, return at once, and write in a thread, after
             earlier saves of this process to the same folder.
 

@@ -17,8 +17,8 @@ from .sources import Batch, Indexed, Whole, generators_of, is_by_rows, is_indexe
 
 
 class Loader:
-    """An iterable of batches, in which every tensor is a DTensor. Each `for` loop over it is one
-    epoch.
+    """An iterable of batches, in which every tensor is a DTensor. Each `for` loop over the loader
+    is one epoch.
 
     Args:
         data: the global batches.
@@ -175,7 +175,7 @@ class Loader:
 
     @property
     def is_stateful(self) -> bool:
-        """True if the data source has its own state_dict."""
+        """True if the data source has a method `state_dict`."""
         has_state = hasattr(self.data, "state_dict")
         can_load = hasattr(self.data, "load_state_dict")
         return has_state and can_load and not is_indexed(self.data)
@@ -191,28 +191,28 @@ def loader(
     `data` returns global batches, which are the same on every rank and for every number of ranks.
     If `data` is a DataLoader over a dataset with indices, and uses torch's own collate function,
     each rank reads only its own rows. From any other iterable, each rank reads all rows, and keeps
-    the rows of its shards. Ranks compare the data that they read, for every batch.
+    the rows of its shards. Ranks compare the data that they read with each other, for every batch.
 
     Args:
-        data: an iterable of trees of tensors, such as a torch DataLoader, whose batch size is
-            that of the global batch.
+        data: an iterable of trees of tensors, such as a torch DataLoader, in which every batch is
+            the global batch.
         mesh: a DeviceMesh. Shards are moved to the device of the mesh.
         placements: a prefix tree of placements over a batch, such as `P("dp")`.
         seed: the seed of samplers of a DataLoader that have no generator. The seed and the number
             of the epoch determine the order of samples.
         rows: whether each rank reads only its own rows. True declares that the collate function
-            handles each row separately. By default, it is True if the collate function is torch's
-            own.
+            handles each row separately. By default, `rows` is True if the collate function is
+            torch's own.
 
     Returns:
-        An iterable of batches with DTensors. Its methods `state_dict` and `load_state_dict` save
-        the position and continue from it, on any number of ranks. Each `for` loop over the iterable
-        is one epoch.
+        An iterable of batches with DTensors. The methods `state_dict` and `load_state_dict` of the
+        iterable save the position and continue from it, on any number of ranks. Each `for` loop
+        over the iterable is one epoch.
 
     Raises:
         ShardError: data is not iterable, or is sharded by a DistributedSampler.
-        PlacementError: the placements do not fit the mesh, or `rows=True` is given for data or
-            placements without rows.
+        PlacementError: the placements do not fit the mesh, or `rows=True` is given although the
+            data or the placements have no rows to split.
 
     Source: torch.utils.data.DataLoader; jax.make_array_from_process_local_data;
         torchdata.stateful_dataloader.

@@ -219,12 +219,12 @@ def optim(
         groups: a dict that maps patterns (as in `sf.placements`, such as "**.bias") to options of
             the matching parameters: `{"**.bias": dict(weight_decay=0.0)}`. The first pattern that
             matches applies.
-        options: the arguments of the class, except the parameters. They must be numbers, not
+        options: the arguments of the class, except the parameters. The options must be numbers, not
             tensors. `foreach`, `fused` and `capturable` have an effect only outside of captured
             functions.
 
     Returns:
-        An object with `init`, `update`, `state_placements` and `schedule`.
+        An object with the methods `init`, `update`, `state_placements` and `schedule`.
 
     Raises:
         TreeError: cls is not an optimizer class, or its constructor does not accept the options.

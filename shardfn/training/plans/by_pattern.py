@@ -50,15 +50,15 @@ def placements(
         axis: the mesh axis, or axes, over which styles shard. `axis` is not needed for a mesh of
             one axis.
         default: a placement, or a prefix tree of placements, for parameters that no pattern
-            matches. Without a default, such parameters are an error, except that a plan with styles
+            matches. Without a default, such parameters are an error, but a plan with styles
             replicates them.
         module: the nn.Module of the parameters. torch's styles need the module to distinguish an
             Embedding from a Linear without bias. The module also gives all names of a tied
             parameter.
 
     Returns:
-        A dict with a placement for each parameter, for `in_placements`, `distribute` and `init`. It
-        prints as a table.
+        A dict with a placement for each parameter, for `in_placements`, `distribute` and `init`.
+        The dict prints as a table.
 
     Raises:
         TreeError: a pattern matches nothing, no pattern matches a parameter, or a pattern has no

@@ -61,7 +61,7 @@ def fsdp(
             parameters. None means replicated.
 
     Returns:
-        A dict with a `P` for each parameter, for `in_placements`, `distribute` and `init`. It
+        A dict with a `P` for each parameter, for `in_placements`, `distribute` and `init`. The dict
         prints as a table.
 
     Raises:

@@ -142,10 +142,10 @@ def strategy(
         axis: the mesh axis. "hsdp" needs two axes, of which the last shards the parameters. The
             default is "dp", ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", "cp"
             for "context", "ep" for "expert", and "pp" for "pipeline".
-        base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy`, whose placements
-            of the batch and of activations are kept too. "tensor" and "sequence" need the
-            placements of a tensor parallel plan, and "expert" needs the placements of the experts,
-            such as `model.ep_plan`.
+        base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy`, from which the
+            placements of the batch and of activations are also kept. "tensor" and "sequence" need
+            the placements of a tensor parallel plan, and "expert" needs the placements of the
+            experts, such as `model.ep_plan`.
         min_bytes: parameters with fewer bytes are not sharded over the axis. The bytes are those of
             the global tensor, as a number or as text such as "100KB".
         stages: for "pipeline". "even" gives each stage consecutive layers with about the same
@@ -156,8 +156,8 @@ def strategy(
         order: for "pipeline": "loop" puts stage s on rank s mod n, if the axis has n ranks. "v"
             needs two chunks: the stages run up to the last rank and back down.
         rows: for "expert": the number of token rows that a rank can receive for its experts, or
-            text such as "1.5x", a multiple of the mean number. The default is the largest number of
-            rows that can arrive at a rank.
+            text such as "1.5x" for a multiple of the mean number. The default is the largest number
+            of rows that can arrive at a rank.
         attention: for "context": the method of sharded attention over the axis: {"cp": "ring"},
             "gather" or "ulysses". By default, each attention op uses the method that sends the
             fewest bytes.

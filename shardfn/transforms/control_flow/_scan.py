@@ -31,7 +31,7 @@ def scan(
     reverse: bool = False,
 ) -> tuple[Any, Any]:
     """Run a function over the slices of dim 0 of tensors, and pass a carry from step to step. The
-    loop is one op of the program, regardless of its length.
+    loop is one op of the program, whatever its length is.
 
     Args:
         f: a function (carry, x) -> (carry, y), where x and y are the per-step input and output. The

@@ -193,19 +193,19 @@ def check_microbatches(name: str, is_count: bool, got: str) -> None:
 def accumulate(
     fn: Callable[..., Any], microbatches: int, *, batch_argnums: int | tuple[int, ...] | None = None
 ) -> Accumulate:
-    """Apply a function to a batch in microbatches, and reduce its gradients once, after the last
+    """Apply a function to a batch in microbatches, and reduce the gradients once, after the last
     microbatch.
 
     The result of the accumulated function is the mean over microbatches. If the loss is a mean over
-    rows, this result equals `fn` of the whole batch. Only the activations of one microbatch are in
-    memory at a time. Between microbatches, each rank keeps its own term of the gradient, which is
-    Partial over the mesh.
+    rows, the result equals that of `fn` on the global batch. Only the activations of one microbatch
+    are in memory at a time. Between microbatches, each rank keeps its own term of the gradient,
+    which is Partial over the mesh.
 
     Args:
         fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not, or any
             function with floating-point results.
         microbatches: the number of microbatches. The first dim of every batch tensor must be a
-            multiple of it.
+            multiple of this number.
         batch_argnums: the positions of the arguments that are batches. By default, these are the
             arguments that fn does not differentiate. If fn does not compute a gradient, the default
             is all arguments except the first. With k microbatches, microbatch i holds rows i, i +

@@ -97,7 +97,8 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     transpose of this derivative is used.
 
     Args:
-        fn: a function of trees of tensors. It must not close over values that are differentiated.
+        fn: a function of trees of tensors. The function must not close over values that are
+            differentiated.
         nondiff_argnums: the positions of arguments that are not tensors. The rule receives these
             arguments before all other arguments.
 
@@ -106,7 +107,8 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
 
     Raises:
         ShardError: the function is called without a rule.
-        TreeError: when called, the results of the rule do not match those of the function.
+        TreeError: when called, the results of the rule differ from those of the function in
+            structure, shape or dtype.
         CaptureError: the function closes over a value that is differentiated.
 
     Source: jax.custom_jvp.

@@ -167,7 +167,8 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     """Give a function a custom reverse-mode derivative, which `.defvjp(fwd, bwd)` sets.
 
     Args:
-        fn: a function of trees of tensors. It must not close over values that are differentiated.
+        fn: a function of trees of tensors. The function must not close over values that are
+            differentiated.
         nondiff_argnums: the positions of arguments that are not tensors. The rule receives these
             arguments before all other arguments.
 
@@ -176,7 +177,7 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
 
     Raises:
         ShardError: the function is called without a rule.
-        TreeError: when called, the results of the rule do not match those of the function.
+        TreeError: when called, the results of the rule do not fit the function.
         CaptureError: the function is differentiated in forward mode, for which it has no rule, or
             it closes over a value that is differentiated.
 

@@ -109,8 +109,8 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
     Args:
         fn: a function that returns a tensor or a tree of tensors, or (value, aux) with `has_aux`.
-        argnums: the positions of the arguments to differentiate by. Each of these arguments may be
-            a tree of floating-point tensors.
+        argnums: the positions of the arguments with respect to which fn is differentiated. Each of
+            these arguments may be a tree of floating-point tensors.
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
@@ -141,8 +141,8 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
     Args:
         fn: a function that returns a tensor or a tree of tensors, or (value, aux) with `has_aux`.
-        argnums: the positions of the arguments to differentiate by. Each of these arguments may be
-            a tree of floating-point tensors.
+        argnums: the positions of the arguments with respect to which fn is differentiated. Each of
+            these arguments may be a tree of floating-point tensors.
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
@@ -171,8 +171,8 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
 
     Args:
         fn: a function that returns a tensor or a tree of tensors, or (value, aux) with `has_aux`.
-        argnums: the positions of the arguments to differentiate by. Each of these arguments may be
-            a tree of floating-point tensors.
+        argnums: the positions of the arguments with respect to which fn is differentiated. Each of
+            these arguments may be a tree of floating-point tensors.
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:

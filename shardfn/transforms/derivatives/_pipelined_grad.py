@@ -124,15 +124,16 @@ def pipelined_grad(
 
     An op runs on the stage (`sf.Stage`) of the parameters that it reads, and the stage of an op
     without parameters follows from its inputs. If no parameter is on a stage, or outside of
-    `shard`, the microbatches run one after the other. The result always equals that of
+    `shard`, the microbatches run one after the other. The result always equals the result of
     `accumulate(value_and_grad(loss_fn), microbatches)`.
 
     Args:
         loss_fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
-            If its value is a mean over the rows of the batch, the result is that of the whole
-            batch. Otherwise, the result is the mean of the results of the microbatches.
+            If the value of loss_fn is a mean over the rows of the batch, the result is that of the
+            global batch. If the value of loss_fn is not such a mean, the result is the mean of the
+            results of the microbatches.
         microbatches: the number of microbatches. The first dim of every batch tensor must be a
-            multiple of it.
+            multiple of this number.
         schedule: an `sf.Schedule`, or "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
             "dualpipev".
         argnums: the positions of the arguments to differentiate. Each of these arguments may be a

@@ -150,7 +150,7 @@ def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residu
 
     The backward differentiates all floating-point results with respect to all floating-point
     positional arguments. `saved_residuals` does not run the function. Values that share memory are
-    counted once. The bytes are those of global tensors.
+    counted once. The bytes of a residual are those of its global tensor.
 
     Args:
         fn: a function of pytrees, which may contain `checkpoint` or be wrapped in it.

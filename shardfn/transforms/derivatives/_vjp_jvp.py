@@ -135,7 +135,7 @@ def jvp(
     tangents: tuple[Any, ...],
     has_aux: bool = False,
 ) -> Any:
-    """Compute the value of a function and its directional derivative along the tangents.
+    """Compute the value of a function and its directional derivative along given tangents.
 
     Args:
         fn: a function that returns a tensor or a tree of floating-point tensors, or (value, aux)

@@ -26,8 +26,8 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         kwargs: the keyword arguments of the call.
 
     Returns:
-        An `Explanation`, which prints as a table. It has `collectives`, `nbytes` (the total bytes
-        of one rank's collectives), `implicit` (collectives that no placement asked for), and
+        An `Explanation`, which prints as a table. The record has `collectives`, `nbytes` (the total
+        bytes of one rank's collectives), `implicit` (collectives that no placement asked for), and
         `elided` (the number of removed collectives).
 
     Raises:

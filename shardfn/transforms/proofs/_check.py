@@ -48,7 +48,7 @@ def check(
     Raises:
         DivergenceError: a result of the sharded function differs from the result on one device. The
             error names the world, the result and the difference. If the result is a mean of means,
-            the error also shows their weights.
+            the error also shows the weights of these means.
 
     Source: chex.assert_trees_all_close; DTensor's own op tests.
 

@@ -94,8 +94,9 @@ def rule(
             Partial sums needs an example.
 
     Returns:
-        The registered rule. Its method `remove()`, or the end of its `with` block, unregisters the
-        rule. The method `check(*args)` of the rule checks the rule for other arguments.
+        The registered rule. The method `remove()` of the rule, or the end of its `with` block,
+        unregisters the rule. The method `check(*args)` of the rule checks the rule for other
+        arguments.
 
     Raises:
         RuleError: the op cannot have a rule, the mapping does not fit the op, or a strategy gives a

@@ -67,7 +67,8 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
     the axis.
 
     Inside `shard_map`, the gradient of an invariant value is the sum of the gradients of all ranks.
-    The gradient of `pvary(x, axis)` is each rank's own gradient, as per-sample gradients need it.
+    The gradient of `pvary(x, axis)` differs between ranks and is not summed, as per-sample
+    gradients need it.
 
     Args:
         x: a tensor, a number, or a pytree of them, which is invariant over the axis (equal on all
@@ -134,8 +135,8 @@ def pmax(x: Any, axis_name: AxisName) -> Any:
         axis_name: an axis name, or a tuple of axis names; see `psum`.
 
     Returns:
-        The maximum over all ranks or samples. If several ranks or samples hold this value, its
-        derivative is split equally among them.
+        The maximum of x over all ranks or samples. If several ranks or samples hold the maximum,
+        its derivative is split equally among them.
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
@@ -159,8 +160,8 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
         axis_name: an axis name, or a tuple of axis names; see `psum`.
 
     Returns:
-        The minimum over all ranks or samples. If several ranks or samples hold this value, its
-        derivative is split equally among them.
+        The minimum of x over all ranks or samples. If several ranks or samples hold the minimum,
+        its derivative is split equally among them.
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.

@@ -161,14 +161,14 @@ def from_local(
 
     Args:
         x: this rank's local tensor. In a simulated world, x may also be a list with one tensor for
-            each rank of the mesh. Under `sf.Stage`, ranks of other stages pass `torch.empty(0)` of
-            the same dtype.
+            each rank of the mesh. Under `sf.Stage`, the ranks that do not hold the stage pass
+            `torch.empty(0)` of the same dtype.
         mesh: a DeviceMesh.
         placements: a single placement: a `P`, a Placement, or a list of Placements. With
             `Partial()` or `Partial("avg")`, x is this rank's term of a sum or mean.
         shape: the global shape. By default, the global shape is computed for shards of equal sizes,
             or from the sizes of the tensors in the list. A single x under `sf.Stage` needs `shape`,
-            because ranks of other stages cannot know it.
+            because only the ranks of the stage know the shape of x.
 
     Returns:
         A DTensor with a copy of x.

@@ -46,8 +46,8 @@ def ragged_all_to_all(
     a rank, all ranks raise an error before any row is sent. `ragged_all_to_all` drops no row.
 
     Args:
-        x: a tensor (N, ...), or a pytree of them: rows in the order of their destinations. Rows
-            after the sum of the counts are not sent.
+        x: a tensor (N, ...), or a pytree of them: rows in the order of their destinations. Rows of
+            x after the first `sum(send_counts)` rows are not sent.
         send_counts: (n,) integers with a sum of at most N: the number of rows for each of the n
             ranks or samples. The argument may also be an (n, n) tensor with the counts of all
             ranks, equal on all ranks, in which row i holds the counts of sender i. With the counts

@@ -162,12 +162,12 @@ def shard(
             Inside another transform, `attention` has no effect.
         memory: the memory limit of a rank for `sf.auto`, in bytes or as text such as "80GiB".
         rows: for each mesh axis, the number of token rows that a rank can receive for its experts,
-            or text such as "1.5x", a multiple of the mean number. With `rows`, token rows are sent
-            over that axis to the ranks of their experts, if the experts are sharded over it.
+            or text such as "1.5x" for a multiple of the mean number. If the experts are sharded
+            over that axis, token rows are sent over the axis to the ranks that hold their experts.
             Without `rows`, token rows are sent only if this takes fewer bytes than gathering the
             experts, and if a rank has room for all rows. If more token rows would arrive at a rank,
             every rank raises a CapacityError. Inside another transform, `rows` has no effect.
-        donate_argnums: the positions of arguments whose memory the results may use. Using such an
+        donate_argnums: the positions of arguments whose memory the results may use. Using a donated
             argument after the call is an error.
         static_argnums: the positions of arguments that are constants of the captured program.
             Arguments that are not tensors are constants even without this option. A tensor at such
@@ -176,7 +176,7 @@ def shard(
             simulated world, `backend` has no effect, because the simulator runs op by op.
         warmup: with "aten", the first calls run op by op, while Inductor compiles in the
             background. All ranks switch to compiled code at the same call. Results before and after
-            this call may differ in rounding. If torch's autograd records a call, the call is
+            the switch may differ in rounding. If torch's autograd records a call, the call is
             compiled at once.
         cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
             launch as a whole. All ops of the function must be on the GPU. Arguments whose address
