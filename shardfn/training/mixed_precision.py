@@ -143,12 +143,12 @@ def mixed_precision(
         argnums: the positions of the arguments that are cast. By default, all arguments are cast.
 
     Returns:
-        A function with the same arguments as fn. a dtype is not a floating-point dtype, a parameter
-        has another dtype than `params`, or a pattern matches no parameter.
+        A function with the same arguments as fn. The results are not cast, and have the dtypes that
+        fn computes.
 
     Raises:
-        ShardError: a dtype is wrong, a parameter has another dtype, or a pattern matches no
-            parameter.
+        ShardError: a dtype is not a floating-point dtype, a parameter has another dtype than
+            `params`, or a pattern matches no parameter.
         TreeError: fn is not a function.
 
     Source: Micikevicius et al. 2018, "Mixed Precision Training", arXiv:1710.03740;
