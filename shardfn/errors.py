@@ -60,7 +60,7 @@ class ShardError(Exception):
         mesh: the device mesh.
         placements: the requested placements.
         dim: the tensor dim.
-        source: `file:line` in the user's code.
+        source: the place in the user's code, as `file:line`.
         fix: the suggested change.
         module: the path of the submodule that runs the op at this source line.
 
@@ -108,7 +108,7 @@ class ShardError(Exception):
         """Create an error whose text is built from the arguments.
 
         Args:
-            where: the function and the argument.
+            where: the function and the argument that the error is about.
             lines: the problem, with one line for each mismatch.
             needed: a description of the allowed values.
             fix: the suggested change.
@@ -200,7 +200,8 @@ class TorchVersionError(ShardError):
 
 
 class RuleError(ShardError):
-    """Raised if the sharding rule of an operator fails, or allows no placement for a call.
+    """Raised if the sharding rule of an operator raises an error, or allows no placement for a
+    call.
 
     Example:
         >>> import torch, shardfn as sf

@@ -32,7 +32,7 @@ class Efficiency:
         network: the fraction of `Hardware.network` that collectives between nodes reach.
 
     Raises:
-        ShardError: a fraction is not a number above 0 and up to 1.
+        ShardError: a fraction is not a number greater than 0 and at most 1.
 
     Source: docs/time-model.md, which says how the fractions of the named GPUs were fitted.
 
@@ -119,14 +119,15 @@ class Hardware:
         memory: bytes per second between the device and its memory.
         link: bytes per second that one rank can send.
         latency: seconds that a collective takes in addition to the time for its bytes.
-        node: the number of devices that `link` connects. None means all devices.
+        node: the number of devices that `link` connects. None means that `link` connects all
+            devices.
         network: bytes per second that one rank can send to another node.
         network_latency: seconds that a collective between nodes takes in addition to the time for
             its bytes.
-        capacity: the memory of a device, in bytes. None means that the memory of the device is not
-            known.
-        flops8: operations per second, in matrix products of 8-bit floats. None means the value of
-            `flops`.
+        capacity: the size of a device's memory, in bytes. None means that the memory of the device
+            is not known.
+        flops8: operations per second, in matrix products of 8-bit floats. None means that the rate
+            equals `flops`.
         launch: seconds that the device needs to start one kernel.
         efficiency: the fractions of the peak rates that programs reach. By default, programs reach
             the peak rates.

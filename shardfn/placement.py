@@ -17,8 +17,8 @@ REDISTRIBUTE = "sf.shard(lambda x: x, mesh, None, placements)(x), which redistri
 
 
 class Stage(Placement):
-    """A placement on one mesh axis, for pipeline stages. One rank along the axis holds the global
-    value, and the other ranks hold an empty local tensor.
+    """A placement that puts a tensor on one pipeline stage, for the pipeline axis of a mesh. One
+    rank along the axis holds the global value, and the other ranks hold an empty local tensor.
 
     Args:
         coordinate: the index, along the mesh axis, of the rank that holds the value, from 0.

@@ -26,10 +26,10 @@ class Bucket:
         index: the position of the bucket in the plan, from 0.
         kind: all_reduce, reduce_scatter or all_gather.
         axis: the mesh axis.
-        op: the reduction: sum, max or min. None for a gather.
+        op: the reduction: sum, max or min. The value is None for a gather.
         dtype: the dtype of the data that is sent.
         phase: forward or backward.
-        leaves: the paths of the parameters.
+        leaves: the paths of the parameters in the bucket.
         sizes: the size of each leaf, in bytes.
         cap: the size in bytes at which the bucket is closed, so that later gradients go to the next
             bucket.

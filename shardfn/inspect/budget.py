@@ -34,8 +34,9 @@ class Explanation:
         name: the name of the transformed function.
         mesh: the mesh, as text.
         collectives: the collectives of one rank.
-        elided: the number of collectives over axes of one rank, which are removed.
-        buckets: the bucket plan as text. Empty if the program has no buckets.
+        elided: the number of collectives over mesh axes of size 1, which are removed from the
+            program.
+        buckets: the bucket plan as text. The text is empty if the program has no buckets.
 
     Example:
         >>> import torch, shardfn as sf

@@ -26,13 +26,13 @@ REPEATS = 7
 
 
 def measure_hardware(link: Link | None = None) -> Hardware:
-    """Measure torch's default device, and the link to the other ranks.
+    """Measure the speed of torch's default device, and of the link to the other ranks.
 
     The measured rates are those that programs reach, so each efficiency except that of attention is
     1. The efficiency of attention is the rate of attention divided by the rate of matrix products,
     both in float32.
 
-    Under torchrun, every rank must call `measure_hardware`. All ranks return the rates of the
+    Under torchrun, every rank must call `measure_hardware`. Every rank returns the rates of the
     slowest rank.
 
     Args:

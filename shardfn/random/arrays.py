@@ -57,7 +57,7 @@ def choice(
     Args:
         key: a random key, int64 (2,).
         a: a tensor to choose from, or n for the integers below n.
-        shape: the shape of the result along `axis`.
+        shape: the shape that replaces the dim `axis` in the result.
         replace: whether an element may be chosen more than once.
         p: (n,), the probability of each element. None means equal probabilities.
         axis: the dim of `a` to choose along.

@@ -31,7 +31,8 @@ def uniform(
         key: a random key, int64 (2,).
         shape: the global shape of the result.
         dtype: a floating-point dtype. None means torch's default dtype.
-        minval: the lower end of the range, inclusive; a tensor is broadcast.
+        minval: the lower end of the range, inclusive; a tensor is broadcast to the shape of the
+            result.
         maxval: the upper end of the range, exclusive.
 
     Returns:

@@ -80,7 +80,7 @@ def split(key: torch.Tensor, num: int | tuple[int, ...] = 2) -> torch.Tensor:
 
 
 def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
-    """Make a new key from a key and a number, such as the number of a step or of a rank.
+    """Make a new key from a key and a number, such as the number of a step or a rank.
 
     Args:
         key: a random key, int64 (2,).

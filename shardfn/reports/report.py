@@ -38,7 +38,7 @@ class Report:
 
     Args:
         path: the path of the HTML page.
-        summary: the figures of the printed summary.
+        summary: the figures that the summary prints.
         collectives: the collectives of one rank by source line, sorted by the time that the rank
             waits for them, longest first.
         suggestions: placements that avoid some of the collectives.

@@ -38,7 +38,7 @@ def plan(
     pipelines: Sequence[Schedule] | None = None,
     axis: str = "pp",
 ) -> Sweep:
-    """Compare meshes of several shapes for a step. The table shows, for each mesh, the best
+    """Compare meshes of several shapes for the same step. The table shows, for each mesh, the best
     placements, the time, the bytes that a rank sends, and the memory peak of a rank.
 
     With `pipelines`, `plan` also compares schedules, each on the meshes whose pipeline axis has as
@@ -51,24 +51,24 @@ def plan(
         fn: a pure function of pytrees, as for `shard`.
         args: the positional arguments of the step. `ShapeDtype`s (global shape, dtype) may stand
             for tensors.
-        meshes: the shapes of the meshes. Each is a tuple of the ranks along each axis, or a dict of
-            axis names and sizes.
+        meshes: the shapes of the meshes. Each shape is a tuple of the numbers of ranks along the
+            axes, or a dict of axis names and sizes.
         memory: the memory limit of a rank, in bytes or as text such as "80GiB".
         hardware: an `sf.Hardware`, or the name of one, such as "H100".
         in_placements: the placements that are already fixed: a prefix tree over the positional
             arguments, with `sf.auto` for the placements that `plan` chooses. With `pipelines`, all
             placements must be given, as a tree or as a function of (mesh, schedule).
-        axis_names: the names of the axes, as many as the mesh with the most axes has. The default
-            is "dp", "cp" and "tp". With `pipelines`, the default is `axis`, "dp" and "tp".
+        axis_names: the names of the mesh axes, as many as the largest number of axes of a mesh. The
+            default is "dp", "cp" and "tp". With `pipelines`, the default is `axis`, "dp" and "tp".
         pipelines: the `sf.Schedule`s to compare, each of which has its own numbers of ranks, stages
             and microbatches. None compares steps without a pipeline.
-        axis: the mesh axis of the stages, as in `pipelined_grad`.
+        axis: the pipeline axis of the mesh, as in `pipelined_grad`.
 
     Returns:
         An `sf.Sweep`, which prints as a table. `rows` is sorted by time, and each row has `time`,
         `memory`, `sent`, `placements`, and, with `pipelines`, `schedule` and `idle`. `best` is the
-        best row. `refused` lists the meshes and schedules for which the step does not fit into the
-        memory limit.
+        best of these rows. `refused` lists the meshes and schedules for which the step does not fit
+        into the memory limit.
 
     Raises:
         PlacementError: no placements fit on any mesh, or, with `pipelines`, placements are missing.

@@ -68,10 +68,11 @@ def sweep(
         hardware: a list of `sf.Hardware`, or of names such as "H100".
         memory: the memory limit of a rank, in bytes or as text such as "80GiB". Placements that
             shardfn chooses stay below the limit, and rows with other placements are marked if they
-            exceed the limit. By default, rows above the capacity of the hardware are marked.
+            exceed the limit. By default, rows that exceed the memory capacity of the hardware are
+            marked.
         axis_names: the names of the axes, for meshes that are given as tuples of sizes. The default
             is "dp", "cp" and "tp", and, with `pipelines`, `axis`, "dp" and "tp".
-        axis: the mesh axis of the stages, as in `pipelined_grad`.
+        axis: the pipeline axis of the mesh, as in `pipelined_grad`.
         planner: the planner, as in `shard`. For a large step, "greedy" needs only a fraction of the
             time.
 
@@ -79,8 +80,8 @@ def sweep(
         A `Sweep`, which prints as a table and which `sf.draw` draws. The `rows` of the sweep are
         sorted by time, and rows that do not fit in memory come last. Each row has `time`, `peak`,
         `sent_by_axis`, `placements`, `is_front`, `lowered()`, and `call`, the code of the row.
-        `front` lists the rows for which no other row is better in both time and peak. `refused`
-        lists the combinations that cannot run, each with the reason.
+        `front` lists the rows for which no other row is better in both time and memory peak.
+        `refused` lists the combinations that cannot run, each with the reason.
 
     Raises:
         ShardError: a list is empty or has wrong values, the hardware is unknown, the step lacks a

@@ -20,8 +20,8 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
     """Scale gradients so that their global norm is at most `max_norm`.
 
     The values are those of torch.nn.utils.clip_grad_norm_ with the 2-norm: every gradient is
-    multiplied by min(1, max_norm / (norm + 1e-6)). If the norm is not finite, the results are not
-    finite either.
+    multiplied by min(1, max_norm / (norm + 1e-6)). If the norm is not finite, the scaled gradients
+    are not finite either.
 
     Args:
         grads: a pytree of floating-point or complex tensors.
@@ -32,7 +32,7 @@ def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
 
     Raises:
         TreeError: a gradient is an integer tensor.
-        PlacementError: the gradients are on several meshes.
+        PlacementError: the gradients are on different meshes.
 
     Source: torch.nn.utils.clip_grad_norm_; optax.clip_by_global_norm, which adds no 1e-6.
 

@@ -36,11 +36,11 @@ def compose(*transforms: Transform) -> Composed:
     decorators.
 
     Args:
-        transforms: the transforms, each of which takes a function and returns a function. Use
-            functools.partial to give a transform its arguments.
+        transforms: functions that each take a function and return a function. Use functools.partial
+            to give a transform its arguments.
 
     Returns:
-        A transform: `compose(a, b)(fn)` is `a(b(fn))`.
+        A transform: `compose(a, b)(fn)` equals `a(b(fn))`.
 
     Raises:
         ShardError: a transform is not a function.

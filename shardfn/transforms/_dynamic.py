@@ -32,9 +32,9 @@ def mark_dynamic(
         x: a tensor or a DTensor, of any shape. The mark belongs to this tensor object, and tensors
             that are computed from it are not marked.
         dim: the dim, or several dims.
-        strict: whether to raise an error if the function needs a constant size, for example as a
-            Python number. If False, the function is captured separately for each size that it needs
-            as a constant.
+        strict: whether to raise an error if the function needs the size as a constant, for example
+            as a Python number. If False, the function is captured separately for each size that it
+            needs as a constant.
 
     Returns:
         x.
@@ -43,7 +43,7 @@ def mark_dynamic(
         ShardError: x is not a tensor, or has no such dim.
         CaptureError: `mark_dynamic` is called inside a captured function. When called: the function
             needs a constant size of a dim that is marked as strict. The error names the source line
-            and the constant.
+            that needs the constant, and the constant.
 
     Source: torch._dynamo.mark_dynamic (strict) and maybe_mark_dynamic, whose marks count too.
 

@@ -192,18 +192,18 @@ def functionalize(
     functionalize(module)`.
 
     The call `out, buffers = fn(params, buffers, *args)` changes neither the module nor its
-    arguments. The call returns the buffers that the module writes to or assigns, such as
-    BatchNorm's statistics. The returned function follows later calls of `train()` and `eval()` on
-    the module and on each submodule. The returned function is captured once for each mode. All
+    arguments. The call returns new values of the buffers that the module writes to or assigns, such
+    as BatchNorm's statistics. The returned function follows later calls of `train()` and `eval()`
+    on the module and on each submodule. The returned function is captured once for each mode. All
     other properties are those that the module has when `functionalize` is called: its attributes,
     hooks, parametrizations, submodules, and which parameters are frozen. Call `functionalize` again
     after you change an attribute, a hook, a parametrization, a submodule, or which parameters are
-    frozen. The function shares objects that are not modules, such as `model.config`, with the
-    module. Change the attributes of such objects only before `functionalize`.
+    frozen. The returned function and the module share objects that are not modules, such as
+    `model.config`. Change the attributes of such objects only before `functionalize`.
 
     The returned function holds no parameter values, and does not keep the module alive. After `del
     module`, the returned function keeps the last modes of the module. Copies and pickles of the
-    function do not follow the modes of a module.
+    returned function do not follow the modes of the module.
 
     A frozen parameter (requires_grad=False) counts as a buffer. No gradient of a frozen parameter
     is computed, sent or returned. A hook on a parameter (`p.register_hook`) gets the gradient,
@@ -229,7 +229,7 @@ def functionalize(
         the module writes to.
 
     Raises:
-        TreeError: module is not an nn.Module, or its parameters have no shapes yet.
+        TreeError: module is not an nn.Module, or its parameters have no shapes yet (lazy modules).
         CaptureError: a parameter has a post-accumulate-grad hook or a multi-grad hook. When called:
             the module stores a value outside of its buffers, or cannot be captured as one pure
             graph.

@@ -41,7 +41,7 @@ def init(
         module_fn: a function that builds and returns an nn.Module, with torch's default
             initialisation, `torch.nn.init` or its own initialisation. The function is called
             several times, on tensors without values.
-        mesh: a DeviceMesh. None means one device.
+        mesh: a DeviceMesh. None means a single device.
         placements: one `P` for all parameters, or a dict that maps names or patterns of parameters
             and buffers to `P`s, with the patterns of `sf.placements`, such as "**.weight". The
             first pattern that matches applies. Parameters that no pattern matches are replicated.

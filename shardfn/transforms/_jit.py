@@ -60,9 +60,9 @@ def jit(
     of the mesh, as docs/dtensor.md describes.
 
     Args:
-        fn: a pure function of pytrees. Without fn, a decorator is returned. Each call reads what fn
-            closes over: tensors by reference, all other values by value. If such a value has
-            changed, fn is captured again.
+        fn: a pure function of pytrees. Without fn, a decorator is returned. Each call reads the
+            values that fn closes over: tensors by reference, all other values by value. If a
+            closed-over value no longer fits the captured program, fn is captured again.
         attention: the method of sharded attention, as in `shard`, for functions of DTensors.
         backend: "inductor", or "aten", which runs the program op by op, without a compilation. In a
             simulated world, `backend` has no effect, because the simulator runs op by op.
@@ -79,8 +79,8 @@ def jit(
             static argument may be any hashable object. If such an argument has a new value, or its
             attributes have changed, the function is captured again. A tensor at such a position
             raises an error.
-        donate_argnums: the positions of arguments whose memory the results may use. Using a donated
-            argument after the call is an error.
+        donate_argnums: the positions of arguments whose memory may be used for the results. Using a
+            donated argument after the call is an error.
         seed: with "state", torch's own random calls draw from `sf.random.state`. With "required",
             torch's own random calls raise an error, so every random number comes from a key.
         dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for

@@ -45,9 +45,9 @@ def load_compiled(
 ) -> Compiled:
     """Load a compiled program that `Compiled.save` has written.
 
-    Loading captures nothing, and does not need the function. The file contains ops by name, and
-    tensors, but no code. The file may contain only ops from a fixed list of pure computations. A
-    file from an untrusted source may therefore compute wrong values, but cannot read files or run
+    Loading captures nothing, and does not need the function. The file contains the names of ops,
+    and tensors, but no code. The file may contain only ops from a fixed list of pure computations.
+    A file from an untrusted source may therefore compute wrong values, but cannot read files or run
     Python code. With Inductor, the program is compiled on this machine, or read from the stored
     compilations.
 

@@ -58,8 +58,8 @@ def audit(
             DistributedSampler return the batches of all ranks.
         args: the arguments of both steps. For scripts, these are the command-line arguments.
         world: the number of ranks. The default is the size of the mesh, or 8.
-        mesh: the sizes of the mesh axes by name, for error messages and for a step that takes a
-            mesh.
+        mesh: the sizes of the mesh axes by name, for error messages and for a step that has a
+            parameter `mesh`.
         steps: the number of optimizer steps to compare. None compares all steps.
 
     Returns:

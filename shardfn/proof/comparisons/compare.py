@@ -208,10 +208,10 @@ def compare(
 ) -> Comparison | DigestComparison:
     """Compare two layouts, versions or dtypes of a step, and name the first op that differs.
 
-    Every value of the program is compared. An op differs if its result is wrong by more than
-    rounding, judged by the inputs that the op read. The tolerance depends on the dtype, the length
-    of sums and the magnitude of values. A different order of summation, or an error in the inputs
-    of an op, does not make the op differ.
+    The values of all ops of the program are compared. An op differs if its result is wrong by more
+    than rounding, judged by the inputs that the op read. The tolerance depends on the dtype, the
+    length of sums and the magnitude of values. A different order of summation, or an error in the
+    inputs of an op, does not make the op differ.
 
     Args:
         step: a pure function of pytrees, or a function under `shard`, whose options then apply to
@@ -232,7 +232,7 @@ def compare(
         lists all values that were compared. The record prints as a report.
 
     Raises:
-        ShardError: a side cannot be run, or the arguments do not fit.
+        ShardError: a side cannot be run, or the arguments do not fit the step.
         DivergenceError: an op differs, and `raises` is True.
 
     Example:

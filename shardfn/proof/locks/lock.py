@@ -73,8 +73,8 @@ def lock(
     kernels: bool = False,
     **kwargs: Any,
 ) -> Lock:
-    """Write the cost of a step to a file, or compare the cost with that file, without running the
-    step.
+    """Write the cost of a step to a file, or compare the cost with an existing file, without
+    running the step.
 
     The file is meant for version control. The file lists the collectives of each source line, the
     bytes by mesh axis, the memory peak, the predicted time, the placements of arguments and
@@ -91,7 +91,7 @@ def lock(
             any difference.
         hardware: an `sf.Hardware` for the predicted time, or the name of one, such as "H100".
         links: the `sf.Link` of each mesh axis, by name, which replaces the links of the hardware.
-        kernels: whether to compile the step, and to record its kernels too.
+        kernels: whether to compile the step, and to record its kernels in the file too.
         kwargs: the keyword arguments of the call.
 
     Returns:
@@ -101,7 +101,7 @@ def lock(
     Raises:
         BudgetError: the cost of the step differs from the cost in the file. The error lists all
             differences by source line.
-        ShardError: the file cannot be read (it is then not changed) or cannot be written, or fn is
+        ShardError: the file cannot be read (and is then not changed) or cannot be written, or fn is
             not a transformed function.
 
     Source: lock files of package managers; snapshot tests.

@@ -65,7 +65,7 @@ def meshes(
     """Run a test in many worlds, on many meshes, with arguments of many sizes and placements.
 
     The test gets the generated arguments by name, as DTensors, and the mesh if it has a parameter
-    `mesh`. Other parameters of the test are pytest fixtures and parametrized cases. The reported
+    `mesh`. Other parameters of the test may be pytest fixtures or parametrized cases. The reported
     failure is as small as possible: it has the fewest ranks, then the fewest mesh axes, sharded
     dims and elements. A note on the error contains a program of ten lines that fails in the same
     way. Under torchrun, or inside an open world, all meshes have the ranks of that world.
@@ -89,10 +89,11 @@ def meshes(
             gives such a bound for each argument by name.
         examples: the number of examples, at least two for each mesh. Every run tries the same
             examples.
-        seed: the seed of the values, and of torch's random numbers inside the test.
+        seed: the seed of the arguments, and of torch's random numbers inside the test.
 
     Returns:
-        A decorator. The decorated test can also be called with its arguments, and then runs once.
+        A decorator. The decorated test can also be called with arguments, and then runs once with
+        these arguments.
 
     Raises:
         ShardError: an option has a wrong value, the test has wrong parameters, hypothesis is not

@@ -45,7 +45,7 @@ def load(
             tensors.
         placements: a prefix tree of placements over `like`. None keeps the placements of a DTensor,
             and loads any other leaf as an ordinary tensor.
-        step: the number of a step. The default is the newest complete step.
+        step: the number of the step to read. The default is the newest complete step.
         strict: False ignores leaves of the checkpoint that `like` does not have.
 
     Returns:

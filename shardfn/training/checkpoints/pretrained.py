@@ -178,9 +178,9 @@ def save_safetensors(
 ) -> None:
     """Write tensors as a folder of safetensors, which `from_pretrained` of Hugging Face can read.
 
-    Tensors are unsharded one after the other, and one rank writes them. The rank that writes holds
-    only one file in memory at a time. Older `model*.safetensors` files in the folder that are not
-    part of the model are deleted.
+    The tensors are unsharded one after the other, and one rank writes all of them. The rank that
+    writes holds only one file in memory at a time. Older `model*.safetensors` files in the folder
+    that are not part of the model are deleted.
 
     Args:
         path: the folder, which is created if it does not exist.

@@ -24,9 +24,9 @@ class Loader:
         data: the global batches.
         mesh: a DeviceMesh.
         placements: a prefix tree of placements over a batch.
-        seed: the seed of samplers that have no generator.
+        seed: the seed of those samplers that have no generator.
         rows: the placement of the batch dim, if each rank reads only the rows of its own shards.
-            None if each rank reads all rows.
+            The value is None if each rank reads all rows.
 
     Example:
         >>> import torch, shardfn as sf
@@ -116,8 +116,8 @@ class Loader:
         return batch, tree
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loader, for `sf.save` or `torch.save`. The state can be loaded
-        on any number of ranks.
+        """Return the position of the loader in its data, to be saved with `sf.save` or
+        `torch.save`. The state can be loaded on any number of ranks.
 
         Returns:
             A dict of numbers, the states of random generators, and the state of `data` if `data`
@@ -156,7 +156,7 @@ class Loader:
         returns the batches of the epoch that had not been returned when the state was saved.
 
         Args:
-            state: the result of `state_dict` of a loader of the same data.
+            state: the state that `state_dict` of a loader of the same data returned.
 
         Raises:
             CheckpointError: the state was not saved by a loader of the same data.

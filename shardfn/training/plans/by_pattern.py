@@ -35,7 +35,7 @@ def placements(
     any number of names. A pattern may also be a regular expression, `re.compile(...)`, which must
     match the full path. A value in the plan is a placement, or a style of tensor or expert
     parallelism. Styles of Hugging Face plans (`model.tp_plan`, `config.base_model_tp_plan`,
-    `model.ep_plan`) are given by name, and styles of `torch.distributed.tensor.parallel` as
+    `model.ep_plan`) are given by their names, and styles of `torch.distributed.tensor.parallel` as
     objects. The pattern of a style may match the module that holds the parameters. A pattern that
     matches the parameter itself takes precedence. Styles of activations have no effect, because
     sharding propagation places activations.

@@ -53,12 +53,12 @@ def fsdp(
     Args:
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
-        axis: the mesh axis, or axes. The default is all axes over which `base` shards nothing and
-            has no stages.
+        axis: the mesh axis, or axes. The default is all axes over which `base` neither shards a
+            parameter nor distributes stages.
         min_bytes: parameters with fewer bytes keep the placement of `base`. The bytes are those of
             the global tensor, as a number or as text such as "100KB".
-        base: placements to keep, such as those of a tensor parallel plan: a prefix tree over the
-            parameters. None means replicated.
+        base: placements that are kept, such as those of a tensor parallel plan: a prefix tree over
+            the parameters. None means replicated.
 
     Returns:
         A dict with a `P` for each parameter, for `in_placements`, `distribute` and `init`. The dict

@@ -71,7 +71,7 @@ class Strategy:
 
     Args:
         name: the name of the strategy, such as "zero3".
-        params: the placement of each parameter, between steps.
+        params: the placement of each parameter between two steps.
         grads: the placement of each gradient, to pass to `sf.constrain`.
         state: the placement of the optimizer state of each parameter, to pass to
             `opt.state_placements`.
@@ -146,12 +146,12 @@ def strategy(
             placements of the batch and of activations are also kept. "tensor" and "sequence" need
             the placements of a tensor parallel plan, and "expert" needs the placements of the
             experts, such as `model.ep_plan`.
-        min_bytes: parameters with fewer bytes are not sharded over the axis. The bytes are those of
-            the global tensor, as a number or as text such as "100KB".
+        min_bytes: parameters with fewer bytes than this are not sharded over the axis. The bytes
+            are those of the global tensor, as a number or as text such as "100KB".
         stages: for "pipeline". "even" gives each stage consecutive layers with about the same
             number of elements, in the order of `params`. `sf.jit(loss_fn).trace(params, batch)`
-            gives stages with about equal time, in the order in which loss_fn reads parameters. A
-            dict maps patterns of parameter paths to the numbers of stages.
+            gives stages that take about the same time, in the order in which loss_fn reads
+            parameters. A dict maps patterns of parameter paths to the numbers of stages.
         chunks: for "pipeline": the number of stages on each rank along the axis.
         order: for "pipeline": "loop" puts stage s on rank s mod n, if the axis has n ranks. "v"
             needs two chunks: the stages run up to the last rank and back down.

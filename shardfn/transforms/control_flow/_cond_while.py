@@ -31,13 +31,14 @@ def cond(
         pred: a bool, or a tensor with one element. A Python bool selects the function during the
             capture.
         true_fn: a function of the operands that returns a tensor or a tree of tensors.
-        false_fn: a function of the operands whose result has the same tree, shapes and dtypes.
+        false_fn: a function of the operands whose result has the same tree, shapes and dtypes as
+            that of true_fn.
         operands: trees of tensors. Tensors that either function closes over may be differentiated
             too.
 
     Returns:
-        The result of the chosen function. Numbers in the result become tensors. Under `vmap` with a
-        mapped `pred`, both functions are computed.
+        The result of the chosen function. Numbers in the result become tensors. Under `vmap`, if
+        `pred` differs between samples, both functions are computed.
 
     Raises:
         TreeError: the results of the two functions have different trees, shapes or dtypes.
@@ -169,12 +170,12 @@ def while_loop(
 
     Returns:
         The first carry for which `cond_fun` is false. `while_loop` works under every transform. In
-        reverse mode, the loop runs again and saves 64 carries. In a loop of n > 64 steps, each
-        carry that was not saved is recomputed from the last saved carry before it, in n * n / 128
-        steps in total.
+        reverse mode, the loop runs a second time and saves 64 carries. In a loop of n > 64 steps,
+        each carry that was not saved is recomputed from the last saved carry before it, in n * n /
+        128 steps in total.
 
     Raises:
-        TreeError: the carry changes its tree, a shape or a dtype.
+        TreeError: body_fun returns a carry with another tree, shape or dtype.
 
     Source: jax.lax.while_loop.
 

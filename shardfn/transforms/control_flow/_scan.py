@@ -40,9 +40,9 @@ def scan(
         init: the carry of the first step, a tree of tensors.
         xs: a tree of tensors, all with the same first dim, or None. The input of step i is the tree
             with `x[i]` in place of each tensor x.
-        length: the number of steps. The length is needed only without xs.
-        reverse: whether to start with the last slice. Per-step outputs keep the positions of
-            their inputs.
+        length: the number of steps. The number is needed only without xs.
+        reverse: whether to start with the last slice. Per-step outputs have the same positions as
+            the slices that they belong to.
 
     Returns:
         (the carry after the last step, the tree of per-step outputs). Each per-step output is

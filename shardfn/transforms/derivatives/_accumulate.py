@@ -196,10 +196,10 @@ def accumulate(
     """Apply a function to a batch in microbatches, and reduce the gradients once, after the last
     microbatch.
 
-    The result of the accumulated function is the mean over microbatches. If the loss is a mean over
-    rows, the result equals that of `fn` on the global batch. Only the activations of one microbatch
-    are in memory at a time. Between microbatches, each rank keeps its own term of the gradient,
-    which is Partial over the mesh.
+    The accumulated function returns the mean of the results of the microbatches. If the loss is a
+    mean over rows, the result equals that of `fn` on the global batch. Only the activations of one
+    microbatch are in memory at a time. Between microbatches, each rank keeps its own term of the
+    gradient, which is Partial over the mesh.
 
     Args:
         fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not, or any

@@ -105,15 +105,15 @@ def bucketed_grad(
         argnums: the positions of the arguments to differentiate. Each of these arguments may be a
             tree of floating-point tensors.
         has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
-        ignore: leaves to reduce separately: a predicate of the leaf's path, such as "params['w1']",
-            or a prefix tree of bools.
+        ignore: leaves whose gradients are reduced separately: a predicate of the leaf's path, such
+            as "params['w1']", or a prefix tree of bools.
         reduce_dtype: the dtype in which gradients are sent. The default is the dtype of the
             gradients.
-        max_in_flight: the largest number of bytes of gradients and gathered parameters in
-            flight at once.
-        plan: a bucket plan to use instead of the caps: `lower(...).plan`, edited or not. The
-            program uses exactly the buckets of the plan, with the same order of buckets and of
-            their leaves, or raises an error.
+        max_in_flight: the largest number of bytes of gradients and gathered parameters that may be
+            in flight at once.
+        plan: a bucket plan to use instead of the caps: `lower(...).plan`, which may have been
+            edited. The program uses exactly the buckets of the plan, with the same order of buckets
+            and of their leaves, or raises an error.
 
     Returns:
         A function with the same arguments as fn, which returns (value, gradients), or ((value,

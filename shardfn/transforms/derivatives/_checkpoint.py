@@ -42,17 +42,17 @@ class Checkpoint(Transformed):
 
 
 def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = None) -> Any:
-    """Rematerialize a function: its backward recomputes residuals instead of saving them.
+    """Rematerialize a function: the backward recomputes residuals instead of saving them.
 
     `checkpoint` does not change the values that the function returns. The backward repeats the
-    all-gathers of the function. Random numbers are saved for the backward, which does not draw them
-    again. If no gradient is computed, `checkpoint` has no effect. If the gradient itself is
-    differentiated, the results of the first backward are saved.
+    all-gathers of the function's forward. Random numbers are saved for the backward, which does not
+    draw them again. If no gradient is computed, `checkpoint` has no effect. If the gradient itself
+    is differentiated, the results of the first backward are saved.
 
     Args:
         fn: a pure function of pytrees. Without fn, a decorator is returned.
         policy: one of `checkpoint_policies`, which chooses the residuals that are saved in addition
-            to the arguments. By default, no other residuals are saved.
+            to the arguments. By default, no residuals are saved in addition to the arguments.
 
     Returns:
         A function with the same arguments and results as fn.

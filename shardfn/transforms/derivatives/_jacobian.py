@@ -166,7 +166,7 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
 
 def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) -> Hessian:
-    """Return a function that computes the matrix of second derivatives, in forward mode over
+    """Return a function that computes the matrix of second derivatives, by forward mode over
     reverse mode.
 
     Args:

@@ -119,8 +119,8 @@ def pipelined_grad(
     batch_argnums: int | tuple[int, ...] | None = None,
     axis: str = "pp",
 ) -> PipelinedGrad:
-    """Compute `value_and_grad` of the mean over microbatches, on pipeline stages, in the order of a
-    schedule.
+    """Compute value and gradient of the mean over microbatches, on pipeline stages, in the order of
+    a schedule.
 
     An op runs on the stage (`sf.Stage`) of the parameters that it reads, and the stage of an op
     without parameters follows from its inputs. If no parameter is on a stage, or outside of
@@ -140,7 +140,8 @@ def pipelined_grad(
             tree of floating-point tensors.
         has_aux: whether loss_fn also returns auxiliary data, a tree, in addition to the scalar.
         batch_argnums: the positions of the arguments that are batches. By default, these are the
-            arguments that are not differentiated. Microbatch i holds rows i, i + microbatches, ...
+            arguments that are not differentiated. Microbatch i holds rows i, i + microbatches, i +
+            2 * microbatches, ...
         axis: the pipeline axis: the mesh axis over whose ranks the stages are distributed.
 
     Returns:

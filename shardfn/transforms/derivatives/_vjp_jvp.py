@@ -175,7 +175,7 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     Returns:
         (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for each
         argument. Each leaf of these trees has the placement of its argument. Outside of any
-        transform, `pull` recomputes the value, because no residuals are saved.
+        transform, each call of `pull` recomputes the value, because no residuals are saved.
 
     Raises:
         TreeError: raised by pull: the cotangent does not match the value.

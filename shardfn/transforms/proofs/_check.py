@@ -37,8 +37,8 @@ def check(
         args: the arguments of fn: ordinary tensors with global values, not DTensors.
         worlds: the simulated worlds. Each world is a number of ranks, on a mesh with the axis "dp",
             or a dict of axis names and sizes.
-        placements: the `in_placements` of `shard`. By default, every tensor with dims is sharded on
-            dim 0, over the first mesh axis.
+        placements: the placements of the arguments, like `in_placements` of `shard`. By default,
+            every tensor with dims is sharded on dim 0, over the first mesh axis.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
 
@@ -47,8 +47,8 @@ def check(
 
     Raises:
         DivergenceError: a result of the sharded function differs from the result on one device. The
-            error names the world, the result and the difference. If the result is a mean of means,
-            the error also shows the weights of these means.
+            error names the world, the result that differs, and the difference. If the result is a
+            mean of means, the error also shows the weights of these means.
 
     Source: chex.assert_trees_all_close; DTensor's own op tests.
 

@@ -36,7 +36,7 @@ def psum(x: Any, axis_name: AxisName) -> Any:
 
     Returns:
         The sum of x over all ranks or samples, which is invariant over the axis (equal on all
-        ranks). The transpose of psum sends nothing.
+        ranks). The transpose of psum needs no communication.
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
@@ -63,8 +63,8 @@ def _sum(x: Any, names: Names) -> Any:
 
 
 def pvary(x: Any, axis_name: AxisName) -> Any:
-    """Make a value varying: each rank then has its own value, and the gradient is not summed over
-    the axis.
+    """Make a value varying: each rank then has its own copy, whose gradient is not summed over the
+    axis.
 
     Inside `shard_map`, the gradient of an invariant value is the sum of the gradients of all ranks.
     The gradient of `pvary(x, axis)` differs between ranks and is not summed, as per-sample

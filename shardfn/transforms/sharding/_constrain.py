@@ -23,12 +23,12 @@ def constrain(x: Any, placements: Any) -> Any:
 
     Args:
         x: a tensor, or a pytree of tensors.
-        placements: a prefix tree of `P` leaves. None leaves the placement of a value free. A
-            `Stage` puts a value on a stage of the pipeline axis, and leaves its sharding on other
+        placements: a prefix tree over x with `P` leaves. None leaves the placement of a value free.
+            A `Stage` puts a value on a stage of the pipeline axis, and leaves its sharding on other
             axes free.
 
     Returns:
-        x. The gradient of x is constrained in the same way.
+        x. The same constraint applies to the gradient of x.
 
     Raises:
         PlacementError: a placement names more dims than the tensor has, a leaf is not a `P`, a

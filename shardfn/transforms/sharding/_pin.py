@@ -52,11 +52,11 @@ def pin(
     *,
     inputs: Mapping[Pattern, Any] | None = None,
 ) -> Pins:
-    """Constrain the placements of the results or arguments of a module's layers, by the names of
-    the layers.
+    """Constrain the placements of the results or arguments of a module's layers, which are named by
+    patterns.
 
     Args:
-        module: the module, whose code does not change. `pin` adds hooks to the layers of the
+        module: the module whose layers are constrained. `pin` adds hooks to the layers of the
             module.
         outputs: a dict that maps patterns of layer paths to the placement of the layer's results: a
             `P` or a `Stage` for every tensor, or a tree of them. A pattern is a glob, as in
@@ -67,8 +67,8 @@ def pin(
             placement of an argument free.
 
     Returns:
-        An object whose method `remove()` removes the constraints. The object is also a context
-        manager.
+        An object whose method `remove()` removes the constraints. As a context manager, the object
+        removes the constraints at the end of the `with` block.
 
     Raises:
         TreeError: a pattern matches no layer, or neither outputs nor inputs is given.

@@ -139,20 +139,21 @@ def shard(
 
     Args:
         fn: a pure function of pytrees, written as for one device. Without fn, a decorator is
-            returned. Each call reads what fn closes over: tensors by reference, all other values by
-            value. If such a value has changed, fn is captured again.
+            returned. Each call reads the values that fn closes over: tensors by reference, all
+            other values by value. If a closed-over value no longer fits the captured program, fn is
+            captured again.
         mesh: a DeviceMesh. The default is the mesh of the innermost `use_mesh`.
-        in_placements: the placements of the arguments: a prefix tree over the parameters in their
-            order, or a dict by parameter name. A leaf is a `P`, one Placement (1-D meshes), a list
-            of Placements, or None. With None, a DTensor keeps its placements, and an ordinary
+        in_placements: the placements of the arguments: a prefix tree over the parameters of fn in
+            their order, or a dict by parameter name. A leaf is a `P`, one Placement (1-D meshes), a
+            list of Placements, or None. With None, a DTensor keeps its placements, and an ordinary
             tensor is replicated. With `sf.auto`, shardfn chooses the placement with the shortest
             step time, and `lower(...).placements` prints it. With `sf.auto`, an argument that is a
             DTensor keeps its own placement.
         out_placements: the placements of the results: a prefix tree over the result. None keeps the
-            placement that sharding propagation chose, but reduces Partial values. `Partial()` and
-            `Partial("avg")` return each rank's term of the sum or mean.
-        implicit_comm: the reaction to implicit collectives, which no placement asks for: "allow",
-            "warn" or "error".
+            placement that sharding propagation chose, but reduces Partial values. With `Partial()`
+            or `Partial("avg")`, each rank returns its term of the sum or mean.
+        implicit_comm: what happens if the program needs implicit collectives, which no placement
+            asks for: "allow", "warn" or "error".
         planner: with "global", if the program would send activations that no placement asks for, an
             integer program chooses the strategies of all ops at once. With "greedy", each op takes
             the strategy that moves the fewest bytes. Inside another transform, `planner` has no
@@ -167,8 +168,8 @@ def shard(
             Without `rows`, token rows are sent only if this takes fewer bytes than gathering the
             experts, and if a rank has room for all rows. If more token rows would arrive at a rank,
             every rank raises a CapacityError. Inside another transform, `rows` has no effect.
-        donate_argnums: the positions of arguments whose memory the results may use. Using a donated
-            argument after the call is an error.
+        donate_argnums: the positions of arguments whose memory may be used for the results. Using a
+            donated argument after the call is an error.
         static_argnums: the positions of arguments that are constants of the captured program.
             Arguments that are not tensors are constants even without this option. A tensor at such
             a position raises an error.

@@ -212,14 +212,14 @@ def shard_map(
     The gradient of an invariant value is summed over the ranks, as in `jax.shard_map`.
 
     Args:
-        fn: a function of local tensors, which may call `psum`, `all_gather` and the other
-            collectives over the axes of the mesh. Without fn, a decorator is returned.
+        fn: a function of local tensors, which may call `psum`, `all_gather` and other collectives
+            over the mesh axes. Without fn, a decorator is returned.
         mesh: a DeviceMesh. The default is the mesh of the enclosing call, or of the innermost
             `use_mesh`.
         in_placements: a prefix tree over the parameters in their order, or a dict by parameter
             name. `in_placements` is needed if fn has positional arguments. A leaf is a `P`, one
-            Placement (1-D meshes), a list of Placements, or None, which means replicated. Sharded
-            dims must be divisible by the size of their axes.
+            Placement (1-D meshes), a list of Placements, or None, which means replicated. The size
+            of a sharded dim must be divisible by the sizes of its mesh axes.
         out_placements: the placements of the results: a prefix tree over the result. A result that
             is not sharded over an axis must be invariant over it: reduced, gathered, or computed
             from invariant values. With `Partial()`, the results of the ranks are terms of a sum.
