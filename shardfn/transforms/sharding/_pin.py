@@ -56,8 +56,8 @@ def pin(
     patterns.
 
     Args:
-        module: the module whose layers are constrained. `pin` adds hooks to the layers of the
-            module.
+        module: the module whose layers are constrained, without a change of its code. `pin` adds
+            hooks to the layers of the module.
         outputs: a dict that maps patterns of layer paths to the placement of the layer's results: a
             `P` or a `Stage` for every tensor, or a tree of them. A pattern is a glob, as in
             `placements`, or a regular expression. The pattern "" matches the module itself. The
