@@ -86,6 +86,47 @@ SMOOTH = (  # of {x} along dim {d} of size {n}; the shape stays
     "{x}.diff(dim={d}, prepend={x}.select({d}, 0).unsqueeze({d}))",
     "torch.einsum('...i,...i->...i', {x}, {x})",
 )
+MADE = (  # of the shape {s} and the dtype of {x}: made where it is read
+    "torch.ones_like({x})",
+    "torch.full({s}, 0.5, dtype={x}.dtype)",
+    "torch.arange({n}, dtype={x}.dtype).div({n}).reshape({along}).expand({s})",
+    "torch.linspace(-1, 1, {n}, dtype={x}.dtype).reshape({along}).expand({s}).cos()",
+    "(torch.arange({n}) % 3 == 1).to({x}.dtype).reshape({along}).expand({s})",
+    "F.one_hot(torch.arange({n}) // 2, {n}).sum(0).to({x}.dtype).reshape({along}).expand({s})",
+)
+POSITIONS = (  # of {x} along dim {d} of size {n}, read by position; the shape stays
+    "{x}.masked_fill(torch.arange({n}).reshape({along}) > {n} // 2, -1.0)",
+    "{x} * torch.arange(1, {n} + 1).reshape({along})",
+    "torch.where(torch.arange({n}).reshape({along}) % 2 == 0, {x}, {x}.flip({d}))",
+    "{x}.take_along_dim({x}.argsort(dim={d}, stable=True).flip({d}), {d})",
+    "{x} - {x}.topk(1, {d})[0]",
+    "{x} * F.one_hot({x}.argmax({d}), {n}).movedim(-1, {d})",
+    "{x}.repeat_interleave(2, {d}).narrow({d}, {n} // 2, {n})",
+    "{x}.scatter({d}, {x}.argmin({d}, keepdim=True), 0.5)",
+    "{x}.index_copy({d}, torch.arange({n} - 1, -1, -1), {x} * 2)",
+    "{x}.index_fill({d}, torch.tensor([{n} // 2]), 0.25)",
+    "{x} + F.pad({x}.narrow({d}, 0, {n} - 1).movedim({d}, -1), (1, 0)).movedim(-1, {d})",
+    "{x}.narrow({d}, {n} // 2, {n} - {n} // 2).sum({d}, keepdim=True) * {x}",
+)
+WINDOWS = (  # of {x} along its last dim; the size stays
+    "F.conv1d({x}, {w}, padding=1)",
+    "F.conv1d({x}, {w}, padding=2, dilation=2)",
+    "F.conv1d({x}, {w}.flip(-1), padding='same')",
+    "F.conv_transpose1d({x}, {w}.transpose(0, 1), padding=1)",
+    "F.conv1d(F.pad({x}, (1, 1), value=0.5), {w})",
+    "F.conv1d(F.pad({x}, (2, 0)), {w})",
+)
+POOLS = (
+    "F.max_pool1d({x}, 3, 1, 1)",
+    "F.avg_pool1d({x}, 3, 1, 1)",
+    "F.avg_pool1d({x} + 1, 3, 1, 1, count_include_pad=False)",
+    "F.unfold({x}[:, :, None], (1, 3), padding=(0, 1)).reshape({x}.shape[0], -1, 3, {n}).sum(2)",
+    "F.interpolate({x}, scale_factor=2, mode='nearest')[..., ::2]",
+    "F.interpolate({x}, size={n} + 1, mode='linear')[..., 1:]",
+    "F.max_pool1d({x}, 2, 1, 0, ceil_mode=True).mean(-1, keepdim=True) * {x} if {n} > 1 else {x}",
+    "F.group_norm({x}, 1)",
+    "F.adaptive_avg_pool1d({x}, {n} // 2 + 1).sum(-1, keepdim=True) * {x}",
+)
 ALONG = (
     "{}.softmax({})",
     "{}.log_softmax({})",
@@ -289,6 +330,20 @@ def _smooth(w: Writer, x: str, shape: Shape) -> None:
     w.write(w.pick(*SMOOTH).format(x=x, d=d, n=shape[d]), shape)
 
 
+def _along_a_dim(w: Writer, rows: tuple[str, ...], x: str, shape: Shape) -> None:
+    d = w.dim(shape)
+    along = tuple(n if k == d else 1 for k, n in enumerate(shape))
+    w.write(w.pick(*rows).format(x=x, d=d, n=shape[d], s=shape, along=along), shape)
+
+
+def _made(w: Writer, x: str, shape: Shape) -> None:
+    _along_a_dim(w, MADE, x, shape)
+
+
+def _positions(w: Writer, x: str, shape: Shape) -> None:
+    _along_a_dim(w, POSITIONS, x, shape)
+
+
 def _transpose(w: Writer, x: str, shape: Shape) -> None:
     a, b = w.dim(shape), w.dim(shape)
     out = list(shape)
@@ -411,9 +466,15 @@ def _written(w: Writer, x: str, shape: Shape) -> None:
 
 def _convolution(w: Writer, x: str, shape: Shape) -> None:
     if len(shape) != 3:
-        return _unary(w, x, shape)
+        return _made(w, x, shape)
     weight = w.input((w.draw(st.integers(1, 3)), shape[1], 3))
-    w.write(f"F.conv1d({x}, {weight}, padding=1)", (shape[0], w.shapes[weight][0], shape[2]))
+    w.write(w.pick(*WINDOWS).format(x=x, w=weight), (shape[0], w.shapes[weight][0], shape[2]))
+
+
+def _pool(w: Writer, x: str, shape: Shape) -> None:
+    if len(shape) != 3:
+        return _positions(w, x, shape)
+    w.write(w.pick(*POOLS).format(x=x, n=shape[2]), shape)
 
 
 def _attention(w: Writer, x: str, shape: Shape) -> None:
@@ -465,6 +526,9 @@ KINDS = {
     "parts": _parts,
     "written": _written,
     "convolution": _convolution,
+    "pool": _pool,
+    "made": _made,
+    "positions": _positions,
     "attention": _attention,
     "smooth": _smooth,
     "smoother": _smooth,
