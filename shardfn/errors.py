@@ -62,7 +62,7 @@ class ShardError(Exception):
         dim: the tensor dim.
         source: the place in the user's code, as `file:line`.
         fix: the suggested change.
-        module: the path of the submodule that runs the op at this source line.
+        module: the path of the submodule that runs the op at the source line of the error.
 
     Example:
         >>> import torch, shardfn as sf
@@ -113,7 +113,7 @@ class ShardError(Exception):
             needed: a description of the allowed values.
             fix: the suggested change.
             source: `file:line` in the user's code.
-            module: the path of the submodule that runs the op at this source line.
+            module: the path of the submodule that runs the op at the source line of the error.
             fields: other fields of the error, such as arg_path.
 
         Returns:
@@ -133,7 +133,7 @@ class ShardError(Exception):
 
         Args:
             source: `file:line`. None if the source line is not known.
-            module: the path of the submodule that runs the op at this source line.
+            module: the path of the submodule that runs the op at the source line of the error.
         """
         if self.source is not None or source is None:
             return
@@ -299,8 +299,8 @@ class CapacityError(ShardError):
     Args:
         message: the full text of the error.
         rank: the index, along the mesh axis, of the rank that would receive the most rows.
-        received: the number of rows that this rank would receive.
-        bound: the number of rows that the buffer of this rank holds.
+        received: the number of rows that the rank with the most rows would receive.
+        bound: the number of rows that the buffer of a rank holds.
         fields: the fields of the base class ShardError, such as arg_path.
 
     Example:

@@ -71,8 +71,8 @@ class Stage(Placement):
 
 class Zigzag(Placement):
     """A placement on one mesh axis that gives all ranks the same amount of causal attention to
-    compute. The dim consists of 2n equal chunks, and rank r of n holds chunks r and 2n - 1 - r.
-    This placement does not change the values that a program computes.
+    compute. The dim consists of 2n equal chunks, and rank r of n holds chunks r and 2n - 1 - r. A
+    zigzag does not change the values that a program computes.
 
     Args:
         dim: the tensor dim that is sharded.
@@ -163,7 +163,7 @@ class P:
     Args:
         parts: for each tensor dim, an axis name, a tuple of names, or None. Dims without an entry
             are not sharded. The first axis of a tuple shards the dim, and the next axis shards each
-            of these shards again. The axes in a tuple may have another order than in the mesh if
+            resulting shard again. The axes in a tuple may have another order than in the mesh if
             torch's DTensor supports the resulting shards, as it does for most sizes. `"tp*3"`
             divides the dim into 3 equal blocks and shards each block over tp, as for a packed
             weight of queries, keys and values. `sf.zigzag("cp")` shards a causal sequence so that

@@ -18,8 +18,8 @@ class Bucket:
 
     `nbytes` counts the bytes that the rank with the largest shards reduces or gathers, without the
     fused small reductions. A program that is given a plan uses the buckets of the plan, and the
-    leaves of each bucket, in the order of the plan. The new program's plan shows the same `cap` as
-    the given plan. The fields `ready`, `first_use`, `riding`, `inside` and `times` describe one
+    leaves of each bucket, in the order of the plan. The `cap` of each bucket is copied from the
+    given plan. The fields `ready`, `first_use`, `riding`, `inside` and `times` describe one
     program, and are computed again for each program that uses the plan.
 
     Args:

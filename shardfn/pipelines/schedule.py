@@ -79,7 +79,7 @@ class Schedule:
             (kind, stage, microbatch).
 
     Raises:
-        ScheduleError: the table does not consist of such sequences.
+        ScheduleError: the table does not consist of such sequences of actions.
 
     Example:
         >>> import shardfn as sf
@@ -204,13 +204,12 @@ class Schedule:
         another rank must wait until one of them is received.
 
         Args:
-            stages: the number of stages of the pipeline. By default, this is the number of stages
-                of the schedule.
+            stages: the number of stages of the pipeline. By default, `stages` is the number of
+                stages of the schedule.
             on_the_way: the number of messages from one rank to another that may be in flight at
                 once.
-            costs: the times that the actions F, B and W take. By default, each of these actions
-                takes the time 1. BW takes the sum of the times of B and W, unless `costs` contains
-                BW.
+            costs: the times that the actions F, B and W take. By default, F, B and W each take the
+                time 1. BW takes the sum of the times of B and W, unless `costs` contains BW.
             alive: the largest number of activations that a rank may keep. None allows any number of
                 activations.
 

@@ -67,8 +67,8 @@ def plan(
     Returns:
         An `sf.Sweep`, which prints as a table. `rows` is sorted by time, and each row has `time`,
         `memory`, `sent`, `placements`, and, with `pipelines`, `schedule` and `idle`. `best` is the
-        best of these rows. `refused` lists the meshes and schedules for which the step does not fit
-        into the memory limit.
+        best row of the table. `refused` lists the meshes and schedules for which the step does not
+        fit into the memory limit.
 
     Raises:
         PlacementError: no placements fit on any mesh, or, with `pipelines`, placements are missing.

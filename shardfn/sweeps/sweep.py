@@ -43,9 +43,9 @@ def sweep(
     microbatches, rematerialization policies and hardware.
 
     The step is captured once for all meshes, strategies and hardware. Microbatches, policies and
-    schedules change the Python code that runs. The step is therefore called with `microbatches=`,
-    `remat=` or `schedule=`, and captured once for each combination of their values. No step runs,
-    and no ranks are needed.
+    schedules change the Python code that runs. The step is called with `microbatches=`, `remat=` or
+    `schedule=`, and captured once for each combination of their values. No step runs, and no ranks
+    are needed.
 
     Args:
         fn: a pure function of pytrees, as for `shard`. With the name of a strategy, the first
@@ -59,8 +59,8 @@ def sweep(
         strategies: names of `sf.strategy`, several joined by + ("zero3+pipeline"), and "auto" for
             placements that shardfn chooses. `strategies` may also be a dict from names to
             in_placements, or to functions of the mesh that return in_placements or an
-            `sf.Strategy`. With `pipelines`, the values of this dict are functions of (mesh,
-            schedule).
+            `sf.Strategy`. With `pipelines`, the values of a dict of strategies are functions of
+            (mesh, schedule).
         microbatches: numbers of microbatches, which the step passes to `sf.accumulate`.
         remat: `checkpoint_policies`, which the step passes to `sf.checkpoint`.
         pipelines: `sf.Schedule`s, which the step passes to `sf.pipelined_grad`. Each schedule is

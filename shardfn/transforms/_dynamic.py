@@ -22,11 +22,11 @@ def mark_dynamic(
     """Mark a dim of x whose size may change from call to call, so a function of x is captured once
     for all sizes.
 
-    A function that is called with x is captured with a symbol for this size, and partitioned
-    separately for each size of later calls. Later calls with other sizes do not run the Python code
-    again, even if their tensors are not marked. If a size breaks a condition in the Python code,
-    such as `if x.shape[0] > 4`, the function is captured again. Sizes 0 and 1 are also captured
-    separately.
+    A function that is called with x is captured with a symbol for the size of the marked dim, and
+    partitioned separately for each size of later calls. Later calls with other sizes do not run the
+    Python code again, even if their tensors are not marked. If a size breaks a condition in the
+    Python code, such as `if x.shape[0] > 4`, the function is captured again. Sizes 0 and 1 are also
+    captured separately.
 
     Args:
         x: a tensor or a DTensor, of any shape. The mark belongs to this tensor object, and tensors

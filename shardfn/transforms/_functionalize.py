@@ -199,7 +199,7 @@ def functionalize(
     hooks, parametrizations, submodules, and which parameters are frozen. Call `functionalize` again
     after you change an attribute, a hook, a parametrization, a submodule, or which parameters are
     frozen. The returned function and the module share objects that are not modules, such as
-    `model.config`. Change the attributes of such objects only before `functionalize`.
+    `model.config`. Change the attributes of such shared objects only before `functionalize`.
 
     The returned function holds no parameter values, and does not keep the module alive. After `del
     module`, the returned function keeps the last modes of the module. Copies and pickles of the
@@ -216,9 +216,9 @@ def functionalize(
             of the weight. All values in the module that are neither parameters nor buffers are
             constants. A module on the meta device returns tensors on the meta device, for `trace`
             and `lower` without memory.
-        share: whether params and buffers share the memory of the module. An in-place write to one
-            of these tensors, or its donation, then changes the module. Without `share`, params and
-            buffers are copies.
+        share: whether params and buffers share the memory of the module. With `share`, an in-place
+            write to a parameter or buffer, or its donation, also changes the module. Without
+            `share`, params and buffers are copies.
 
     Returns:
         (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns (the module's result,

@@ -45,7 +45,7 @@ def init(
         placements: one `P` for all parameters, or a dict that maps names or patterns of parameters
             and buffers to `P`s, with the patterns of `sf.placements`, such as "**.weight". The
             first pattern that matches applies. Parameters that no pattern matches are replicated.
-            `sf.placements` and `sf.fsdp` return such dicts.
+            The dicts that `sf.placements` and `sf.fsdp` return can be passed here.
         key: a random key, int64 (2,), with the same value on all ranks.
         backend: "inductor" or "aten", as for `jit`.
 

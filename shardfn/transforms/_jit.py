@@ -76,8 +76,8 @@ def jit(
             of it. Donated arguments with a fixed address are not copied. In a simulated world,
             `cuda_graphs` has no effect.
         static_argnums: the positions of arguments that are constants of the captured program. A
-            static argument may be any hashable object. If such an argument has a new value, or its
-            attributes have changed, the function is captured again. A tensor at such a position
+            static argument may be any hashable object. If a static argument has a new value, or its
+            attributes have changed, the function is captured again. A tensor as a static argument
             raises an error.
         donate_argnums: the positions of arguments whose memory may be used for the results. Using a
             donated argument after the call is an error.

@@ -317,11 +317,12 @@ def vmap(
         spmd_axis: mesh axes over which the batch dim is sharded, in inputs and outputs.
         randomness: the behaviour of `torch.rand`, dropout and similar ops in fn: "error" raises an
             error, "different" draws different numbers for each sample, and "same" draws the same
-            numbers for all samples. Random numbers from keys of `sf.random` do not need this
-            option.
+            numbers for all samples. Random numbers from keys of `sf.random` do not need
+            `randomness`.
 
     Returns:
-        A function with the same arguments as fn, each with an added batch dim.
+        A function with the same arguments as fn, in which mapped arguments and results have a batch
+        dim.
 
     Raises:
         TreeError: when called: mapped dims have different sizes (the error lists all of them), or

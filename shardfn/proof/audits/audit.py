@@ -56,7 +56,7 @@ def audit(
         single: the step function for one device and the global batch, or the path of a script. By
             default, the distributed step or script runs on one rank, where data loaders with a
             DistributedSampler return the batches of all ranks.
-        args: the arguments of both steps. For scripts, these are the command-line arguments.
+        args: the arguments of both steps. For scripts, `args` are the command-line arguments.
         world: the number of ranks. The default is the size of the mesh, or 8.
         mesh: the sizes of the mesh axes by name, for error messages and for a step that has a
             parameter `mesh`.

@@ -77,16 +77,16 @@ def meshes(
             names have equal sizes), a multiple of a name ("3*d"), or a range of sizes ("0..7"). A
             dict or list of shapes describes an argument that is a tree of tensors.
         placements: "any" means each way to shard dims over mesh axes, in contiguous chunks. "all"
-            adds zigzags, other orders of mesh axes, and Partial sums to these placements.
-            `placements` may also be one placement, or a list of `P`s to choose from. A dict gives
-            such a value for each argument by name.
+            also tries zigzags, other orders of mesh axes, and Partial sums. `placements` may also
+            be one placement, or a list of `P`s to choose from. A dict gives the placements of each
+            argument by name.
         sizes: the sizes of named dims: {"b": "0..7", "d": [4, 8]}. By default, a size is at least 1
             and at most 9, or at most twice the number of ranks if that is more, up to 16.
         axes: the names of the mesh axes. By default, the names are those in the placements, or
             "dp", "tp" and "cp".
         dtype: the dtype of the arguments, or a dict from names to dtypes.
         below: the exclusive upper bound of integer arguments: a size, or the name of a dim. A dict
-            gives such a bound for each argument by name.
+            gives the bound of each argument by name.
         examples: the number of examples, at least two for each mesh. Every run tries the same
             examples.
         seed: the seed of the arguments, and of torch's random numbers inside the test.

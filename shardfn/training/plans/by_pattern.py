@@ -50,8 +50,8 @@ def placements(
         axis: the mesh axis, or axes, over which styles shard. `axis` is not needed for a mesh of
             one axis.
         default: a placement, or a prefix tree of placements, for parameters that no pattern
-            matches. Without a default, such parameters are an error, but a plan with styles
-            replicates them.
+            matches. Without a default, a parameter that no pattern matches is an error, but a plan
+            with styles replicates it.
         module: the nn.Module of the parameters. torch's styles need the module to distinguish an
             Embedding from a Linear without bias. The module also gives all names of a tied
             parameter.
@@ -63,7 +63,7 @@ def placements(
     Raises:
         TreeError: a pattern matches nothing, no pattern matches a parameter, or a pattern has no
             effect because earlier patterns match the same parameters. The error lists all patterns
-            and parameters with such a problem.
+            without effect, and all parameters without a pattern.
         PlacementError: a placement does not fit its parameter, or a style is unknown.
 
     Source: the partition rules of EasyLM and MaxText; transformers' tp_plan;

@@ -205,11 +205,11 @@ def accumulate(
         fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not, or any
             function with floating-point results.
         microbatches: the number of microbatches. The first dim of every batch tensor must be a
-            multiple of this number.
-        batch_argnums: the positions of the arguments that are batches. By default, these are the
-            arguments that fn does not differentiate. If fn does not compute a gradient, the default
-            is all arguments except the first. With k microbatches, microbatch i holds rows i, i +
-            k, i + 2k, ...
+            multiple of `microbatches`.
+        batch_argnums: the positions of the arguments that are batches. By default, the batches are
+            the arguments that fn does not differentiate. If fn does not compute a gradient, the
+            default is all arguments except the first. With k microbatches, microbatch i holds rows
+            i, i + k, i + 2k, ...
 
     Returns:
         A function with the same arguments and results as fn. With `has_aux`, aux gets a leading dim

@@ -100,10 +100,10 @@ def bucketed_grad(
         cap: the size at which a bucket is closed, in bytes or as text: "512KB" (powers of 1000),
             "1GiB" (powers of 1024).
         first_cap: the size at which the first bucket is closed, so that communication starts early.
-            This size must be at most `cap`. The default is 1 MiB (1,048,576 bytes), as in torch's
+            `first_cap` must be at most `cap`. The default is 1 MiB (1,048,576 bytes), as in torch's
             DistributedDataParallel, or cap if cap is smaller.
-        argnums: the positions of the arguments to differentiate. Each of these arguments may be a
-            tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate. Each differentiated argument may
+            be a tree of floating-point tensors.
         has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
         ignore: leaves whose gradients are reduced separately: a predicate of the leaf's path, such
             as "params['w1']", or a prefix tree of bools.

@@ -99,8 +99,8 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     Args:
         fn: a function of trees of tensors. The function must not close over values that are
             differentiated.
-        nondiff_argnums: the positions of arguments that are not tensors. The rule receives these
-            arguments before all other arguments.
+        nondiff_argnums: the positions of arguments that are not tensors. The rule receives the
+            arguments at these positions before all other arguments.
 
     Returns:
         The function, with a method `defjvp`.

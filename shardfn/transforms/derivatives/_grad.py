@@ -151,8 +151,8 @@ def value_and_grad(
 
     Args:
         fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
-        argnums: the positions of the arguments to differentiate. Each of these arguments may be a
-            tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate. Each differentiated argument may
+            be a tree of floating-point tensors.
         has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
 
     Returns:
@@ -160,8 +160,8 @@ def value_and_grad(
         aux), gradients). A gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        TreeError: argnums is not a position or a tuple of positions, or a call has no arguments at
-            these positions.
+        TreeError: argnums is not a position or a tuple of positions, or a call has no argument at
+            one of the positions.
         CaptureError: when called, fn does not return a scalar.
 
     Source: jax.value_and_grad.
@@ -180,8 +180,8 @@ def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) ->
 
     Args:
         fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
-        argnums: the positions of the arguments to differentiate. Each of these arguments may be a
-            tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate. Each differentiated argument may
+            be a tree of floating-point tensors.
         has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
 
     Returns:
@@ -189,8 +189,8 @@ def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) ->
         A gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        TreeError: argnums is not a position or a tuple of positions, or a call has no arguments at
-            these positions.
+        TreeError: argnums is not a position or a tuple of positions, or a call has no argument at
+            one of the positions.
         CaptureError: when called, fn does not return a scalar.
 
     Source: jax.grad.

@@ -130,18 +130,18 @@ def pipelined_grad(
     Args:
         loss_fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
             If the value of loss_fn is a mean over the rows of the batch, the result is that of the
-            global batch. If the value of loss_fn is not such a mean, the result is the mean of the
-            results of the microbatches.
+            global batch. If the value of loss_fn is not a mean over rows, the result is the mean of
+            the results of the microbatches.
         microbatches: the number of microbatches. The first dim of every batch tensor must be a
-            multiple of this number.
+            multiple of `microbatches`.
         schedule: an `sf.Schedule`, or "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
             "dualpipev".
-        argnums: the positions of the arguments to differentiate. Each of these arguments may be a
-            tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate. Each differentiated argument may
+            be a tree of floating-point tensors.
         has_aux: whether loss_fn also returns auxiliary data, a tree, in addition to the scalar.
-        batch_argnums: the positions of the arguments that are batches. By default, these are the
-            arguments that are not differentiated. Microbatch i holds rows i, i + microbatches, i +
-            2 * microbatches, ...
+        batch_argnums: the positions of the arguments that are batches. By default, the batches are
+            the arguments that are not differentiated. Microbatch i holds rows i, i + microbatches,
+            i + 2 * microbatches, ...
         axis: the pipeline axis: the mesh axis over whose ranks the stages are distributed.
 
     Returns:

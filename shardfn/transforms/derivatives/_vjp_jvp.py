@@ -174,8 +174,9 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Returns:
         (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for each
-        argument. Each leaf of these trees has the placement of its argument. Outside of any
-        transform, each call of `pull` recomputes the value, because no residuals are saved.
+        argument. Each leaf of the trees that `pull` returns has the placement of its argument.
+        Outside of any transform, each call of `pull` recomputes the value, because no residuals are
+        saved.
 
     Raises:
         TreeError: raised by pull: the cotangent does not match the value.

@@ -77,9 +77,10 @@ def rule(
     tensor with this factor is sharded, and results without the factor become Partial sums. In a
     mapping, `...` stands for any leading dims, and 1 for a dim of size 1. A mapping may also be a
     function of a record of the call, with `shapes`, `out_shapes`, `ins`, `outs` and arguments such
-    as `call["name"]`. Such a function returns a mapping text, or a list of strategies for one mesh
-    axis, each of them a pair (placements of the inputs, placements of the results). In a strategy,
-    a placement is "R" (replicated), a dim, (dim, unit), "sum", "max", "min" or a DTensor placement.
+    as `call["name"]`. A mapping function returns a mapping text, or a list of strategies for one
+    mesh axis, each of them a pair (placements of the inputs, placements of the results). In a
+    strategy, a placement is "R" (replicated), a dim, (dim, unit), "sum", "max", "min" or a DTensor
+    placement.
 
     Args:
         op: the operator: torch.ops.lib.name.overload, the result of `torch.library.custom_op`, or

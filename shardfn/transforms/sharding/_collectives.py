@@ -78,7 +78,7 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
     Returns:
         x, varying over the axis. `pvary` sends nothing. The transpose of `pvary` is the sum over
         ranks. If the differentiated function contains the call of `pvary`, the gradient of x itself
-        is this sum over ranks.
+        is the sum over ranks.
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name, or x already varies

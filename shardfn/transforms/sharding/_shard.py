@@ -171,8 +171,8 @@ def shard(
         donate_argnums: the positions of arguments whose memory may be used for the results. Using a
             donated argument after the call is an error.
         static_argnums: the positions of arguments that are constants of the captured program.
-            Arguments that are not tensors are constants even without this option. A tensor at such
-            a position raises an error.
+            Arguments that are not tensors are constants even without this option. A tensor as a
+            static argument raises an error.
         backend: "inductor", or "aten", which runs the program op by op, without a compilation. In a
             simulated world, `backend` has no effect, because the simulator runs op by op.
         warmup: with "aten", the first calls run op by op, while Inductor compiles in the

@@ -224,17 +224,17 @@ def shard_map(
             is not sharded over an axis must be invariant over it: reduced, gathered, or computed
             from invariant values. With `Partial()`, the results of the ranks are terms of a sum.
             With `Partial("avg")`, the results of the ranks are terms of a mean.
-        axis_names: the mesh axes over which fn works on local tensors. By default, these are all
-            axes that no enclosing `shard_map` uses. On all other axes, the values in fn are global
-            tensors, and sharding propagation chooses their placements.
+        axis_names: the mesh axes over which fn works on local tensors. By default, fn works on
+            local tensors over all axes that no enclosing `shard_map` uses. On all other axes, the
+            values in fn are global tensors, and sharding propagation chooses their placements.
         backend: "inductor" or "aten". `backend` has an effect only if `shard_map` is the outermost
             transform.
         dynamic: the dims of arguments whose sizes may change between calls, as in `shard`.
             `dynamic` has an effect only if `shard_map` is the outermost transform.
 
     Returns:
-        A function of global tensors. If `shard_map` is the outermost transform, this function
-        returns DTensors, and has `.trace`, `.lower` and `.compile`.
+        A function of global tensors. If `shard_map` is the outermost transform, the results are
+        DTensors, and the function has `.trace`, `.lower` and `.compile`.
 
     Raises:
         PlacementError: when called: a dim cannot be split into equal shards, an axis is unknown or
