@@ -202,8 +202,8 @@ def restore_meshes(before: tuple[tuple[DeviceMesh, int], ...]) -> None:
 
 
 def current_mesh() -> DeviceMesh | None:
-    """Return the mesh of the innermost `with use_mesh(mesh):` or `with mesh:` statement. Outside of
-    such statements, the result is None.
+    """Return the mesh of the innermost `with use_mesh(mesh):` or `with mesh:` statement. Without
+    such a statement, the result is None.
 
     Returns:
         A DeviceMesh or None.

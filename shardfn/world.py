@@ -121,8 +121,8 @@ class fake_world(contextlib.ContextDecorator):
         numerics: True computes the values of every rank. False captures and compiles for `rank`
             only, and reading a value raises `FakeValueError`.
         unless_launched: If True, `fake_world` has no effect in a process that torchrun has started
-            as one of several. The same script then runs on simulated ranks, or on real ranks that
-            `make_mesh` connects.
+            as one of several. With this option, the same script runs on simulated ranks, or on real
+            ranks that `make_mesh` connects.
 
     Raises:
         ShardError: n or rank is out of range, or a process group exists already.

@@ -216,8 +216,8 @@ def compare(
     Args:
         step: a pure function of pytrees, or a function under `shard`, whose options then apply to
             side b. `step` may also be the path of digests, which a run with the environment
-            variable SHARDFN_DIGESTS has written. The only other argument is then the path of the
-            digests of a second run.
+            variable SHARDFN_DIGESTS has written. If `step` is a path, the only other argument is
+            the path of the digests of a second run.
         args: the arguments of the step: ordinary tensors with global values, or DTensors.
         a: the first side of the comparison. With None, the first side runs on one device. A dict
             sets options: `mesh` (a DeviceMesh, or a dict of axis names and sizes), `in_placements`

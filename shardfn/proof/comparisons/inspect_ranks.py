@@ -276,7 +276,7 @@ def inspect_ranks(step: Any, *args: Any, watch: Watch | None = None) -> Inspecte
         step: a function under `shard`, in a fake world. A function without `shard` runs on one
             device.
         args: the arguments of the step.
-        watch: a function of a rank and a local tensor, which returns True to stop. The cursor then
+        watch: a function of a rank and a local tensor, which returns True to stop. The cursor
             starts at the first op for which `watch` returns True on a rank.
 
     Returns:

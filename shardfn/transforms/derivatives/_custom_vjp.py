@@ -178,8 +178,8 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     Raises:
         ShardError: the function is called without a rule.
         TreeError: when called, the results of the rule do not fit the function.
-        CaptureError: the function is differentiated in forward mode, for which it has no rule, or
-            it closes over a value that is differentiated.
+        CaptureError: fn is differentiated in forward mode, which its rule does not define, or fn
+            closes over a value that is differentiated.
 
     Source: jax.custom_vjp.
 
