@@ -36,6 +36,7 @@ from ..patterns import general
 from ..placement import P, spec_of
 from ..placement_table import argument_placements
 from ..runtime.stages import Lowered
+from ..runtime.stages.traced import lowered_as
 from ..source_text import shape_of_path
 from .collectives import SentByLine
 from .program import ops_of
@@ -394,7 +395,7 @@ class _Search:
         rows = [(program.in_paths[i], self.chosen.ins[i], marks) for i, marks in ins.items()]
         results = [(program.out_paths[i], self.chosen.outs[i], marks) for i, marks in outs.items()]
         marks = tuple(ins.get(i, marks) for i, marks in enumerate(placed.marks))
-        then = Figures.of(traced.lower_as(planned.plan, marks), self.hardware)
+        then = Figures.of(lowered_as(traced, planned.plan, marks), self.hardware)
         suggestion = Suggestion(
             tuple(Change(p, text(x, x.placements), text(x, m)) for p, x, m in rows),
             tuple(Change(p, text(x, x.placements), text(x, m)) for p, x, m in results),

@@ -54,10 +54,10 @@ CASES = [*((read, "conv") for read in INPUTS), *(("ones", name) for name in list
 @pytest.mark.parametrize(("read", "window"), CASES)
 def test_what_is_read_at_the_ends_is_that_of_one_device(read: str, window: str) -> None:
     x = torch.linspace(-2, 1, 14, dtype=torch.float64).reshape(1, 2, 7)
-    torch.manual_seed(1)
+    sf.random.state.seed(1)
     expected = sf.jit(step(read, window), backend="aten")(x)
     with sf.fake_world(3):
         mesh = sf.make_mesh((3,), ("a",))
         placed = sf.shard(step(read, window), mesh, P(None, None, "a"), backend="aten")
-        torch.manual_seed(1)
+        sf.random.state.seed(1)
         torch.testing.assert_close(sf.full(placed(x)), expected)

@@ -86,7 +86,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "nothing to choose": (
         lambda: sf.plan(torch.mul, 2, 3, meshes=[(2,)]),
-        "in_placements: sf.auto stands for no tensor",
+        "in_placements: sf.auto is given for an argument without tensors",
     ),
 }
 

@@ -214,15 +214,6 @@ class Traced:
         backward = self._scheduled(both.backward, backward_of(self.program, both))
         return attrs.evolve(forward, halves=both, backward=backward)
 
-    def lower_as(self, chosen: Plan, marks: tuple[MeshPlacements, ...]) -> Lowered:
-        """Stage 3 alone, for a plan of the program with other placements of its arguments."""
-        with _compat.staging(), _compat.paused_gc():
-            traced = attrs.evolve(self, placed=attrs.evolve(self.placed, marks=marks))
-            name = self.request.name
-            return traced._scheduled(
-                with_bucket_options(chosen, name, None, None, None), self.program
-            )
-
     def halves(self, chosen: Plan) -> SplitPlan:
         """Split the plan into the forward and the backward of a call that autograd follows."""
         results = self.program.out_leaves.count(TENSOR)
@@ -259,6 +250,14 @@ class Traced:
         if self.placed.coordinate in by_rank:  # not another reading, of ranks with other sizes
             lowered._leave_artefacts()
         return lowered
+
+
+def lowered_as(traced: Traced, chosen: Plan, marks: tuple[MeshPlacements, ...]) -> Lowered:
+    """Lower a traced program by a plan with other placements of its arguments."""
+    with _compat.staging(), _compat.paused_gc():
+        placed = attrs.evolve(traced.placed, marks=marks)
+        options = with_bucket_options(chosen, traced.request.name, None, None, None)
+        return attrs.evolve(traced, placed=placed)._scheduled(options, traced.program)
 
 
 @attrs.frozen(eq=False, repr=False)

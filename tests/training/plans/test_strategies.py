@@ -316,14 +316,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         ("ddp",),
         {"attention": {"dp": "ring"}},
         "strategy('ddp'), attention: it is {'dp': 'ring'}\n"
-        "  needed: the way of the axis of \"context\", 'cp'\n"
+        "  needed: a method of sharded attention for the axis of \"context\", 'cp'\n"
         "  try: attention={'cp': 'ring'}",
     ),
     "attention over another axis": (
         ("context",),
         {"axis": "tp", "attention": {"dp": "ring"}},
         "strategy('context'), attention: it is {'dp': 'ring'}\n"
-        "  needed: the way of the axis of \"context\", 'tp'\n"
+        "  needed: a method of sharded attention for the axis of \"context\", 'tp'\n"
         "  try: attention={'tp': 'ring'}",
     ),
     "an unknown way of attention": (
