@@ -35,8 +35,7 @@ from ..partition.redistribute import Move
 from ..patterns import general
 from ..placement import P, spec_of
 from ..placement_table import argument_placements
-from ..runtime.stages import Lowered
-from ..runtime.stages.traced import lowered_as
+from ..runtime.stages import Lowered, lowered_as
 from ..source_text import shape_of_path
 from .collectives import SentByLine
 from .program import ops_of
