@@ -65,8 +65,8 @@ def _too_many(by_group: torch.Tensor, chunk: int, most: int, rows: int, name: st
     else:
         rank = -1
         got = (
-            f"a rank at another coordinate of the mesh gets {most} rows for its experts, and can "
-            f"take {rows}"
+            f"a rank at another coordinate of the mesh gets {most} rows for its experts, and has "
+            f"room for {rows}"
         )
     return CapacityError.of(
         name,

@@ -74,7 +74,7 @@ def _idle_axes(summary: Summary, placements: Placements) -> str:
 
 def _sparing(x: SentByLine, reason: Reason) -> str:
     """Return a change that spares collectives, with what they are."""
-    waits = f", of which a rank waits {human_seconds(x.exposed)}" if x.exposed else ""
+    waits = f", for which a rank waits {human_seconds(x.exposed)}" if x.exposed else ""
     spared = f"{x}{x.place}, {human_seconds(x.seconds)}{waits}"
     return f"{reason.instead}. With it, {reason.saves}. It spares {spared}"
 

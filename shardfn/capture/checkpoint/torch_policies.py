@@ -28,8 +28,9 @@ def text_of(context_fn: Callable[[], Any]) -> str:
         CaptureError: its contexts are not those of selective checkpointing.
     """
     _policy_of(context_fn)
-    _contexts.append(context_fn)
-    return f"{PREFIX}{len(_contexts) - 1}"
+    if context_fn not in _contexts:
+        _contexts.append(context_fn)
+    return f"{PREFIX}{_contexts.index(context_fn)}"
 
 
 def _policy_of(context_fn: Callable[[], Any]) -> Callable[..., Any]:
