@@ -22,7 +22,7 @@ from ..ops.nodes import origin_of
 from ..random.ambient import NoState, drawing_from
 from . import annotations as sources
 from .checkpoint.recompute import recompute
-from .closure.closed_over_primals import Derivative, derivative_of
+from .closure.closed_over_primals import Derivative, KnownDerivatives, derivative_of
 from .control_flow import scan_residuals, trim_loops
 from .drawing import draws
 from .refusals.refused_writes import OF_BODY, refuse_collectives, refuse_mutation
@@ -49,15 +49,20 @@ class Recording:
     )  # parameters with hooks: their values, and the values that go through the hooks
     # of the outermost derivative, which is not itself differentiated
     derivative: Derivative | None = None
+    # the values of pipelines, where the outermost derivative is to read their gradients
+    known: KnownDerivatives | None = None
 
 
 _recording: contextvars.ContextVar[Recording] = contextvars.ContextVar("shardfn_recording")
 
 
 @contextlib.contextmanager
-def recording(name: str, table: dict[Any, Any], mode: Any) -> Iterator[Recording]:
+def recording(
+    name: str, table: dict[Any, Any], mode: Any, *, with_known: bool = False
+) -> Iterator[Recording]:
     """The context with a new Recording."""
-    token = _recording.set(Recording(name, table, mode))
+    known = KnownDerivatives() if with_known else None
+    token = _recording.set(Recording(name, table, mode, known=known))
     try:
         yield _recording.get()
     finally:
@@ -79,7 +84,16 @@ def note_derivative(results: Sequence[torch.Tensor], primals: Sequence[torch.Ten
     """Record which results of the active capture have derivatives, and which primals they
     reach.
     """
-    _recording.get().derivative = derivative_of(results, primals)
+    record = _recording.get()
+    record.derivative = derivative_of(results, primals, record.known)
+
+
+def known_derivatives() -> KnownDerivatives | None:
+    """The record of pipelines whose gradients the outermost derivative of the active capture reads;
+    None if it reads none.
+    """
+    record = _recording.get(None)
+    return None if record is None else record.known
 
 
 @torch.library.custom_op("shardfn::looped", mutates_args=())

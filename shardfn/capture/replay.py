@@ -12,7 +12,7 @@ import torch
 from ..errors import ShardError
 from ..ops import placement
 from . import annotations as sources
-from . import transform_levels
+from . import pipelined_values, transform_levels
 from .aten_trace import note_derivative
 from .control_flow import bodies, control_flow_ops
 from .dynamo_nodes import BACKWARD, name_of
@@ -67,6 +67,8 @@ class Replay(torch.fx.Interpreter):
             return _with_value_dtype(*super().call_function(target, args, kwargs))
         if target is inner_gradients.gradients:
             return inner_gradients.take_gradients(*args)
+        if target is pipelined_values.with_known_derivative:
+            return pipelined_values.replayed(*args)
         if target in control_flow_ops.REPLAYED:
             return control_flow_ops.REPLAYED[target](Replay, *args, **kwargs)
         return super().call_function(target, args, kwargs)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 import torch
 
 from ...ops import placement
 from ..dynamo_nodes import name_of
-from .closed_over_tensors import results_by_leaf
+from .closed_over_tensors import results_by_leaf, results_through
 
 # functions of torch.func in Dynamo's graph
 WRAPS = "_wrap_for_grad"
@@ -24,17 +25,44 @@ class Derivative:
         results: for each floating result, whether it has a derivative.
         primals: for each tensor that autograd follows, the numbers of the results that depend
             on it.
+        once: the numbers of the results whose derivative would differentiate the gradients of a
+            pipeline.
+        lost: the numbers of the primals that a pipeline reads and does not differentiate.
     """
 
     results: tuple[bool, ...]
     primals: tuple[tuple[int, ...], ...]
+    once: frozenset[int] = frozenset()
+    lost: tuple[int, ...] = ()
 
 
-def derivative_of(results: Sequence[torch.Tensor], primals: Sequence[torch.Tensor]) -> Derivative:
+@attrs.define(eq=False)
+class KnownDerivatives:
+    """The pipelines of one capture, whose gradients its outermost derivative reads.
+
+    Args:
+        once: nodes of autograd's graph, of results that have no derivative.
+        lost: tensors that pipelines read and do not differentiate.
+    """
+
+    once: list[Any] = attrs.field(factory=list)
+    lost: list[Any] = attrs.field(factory=list)
+
+
+def derivative_of(
+    results: Sequence[torch.Tensor],
+    primals: Sequence[torch.Tensor],
+    known: KnownDerivatives | None = None,
+) -> Derivative:
     """Which results have a derivative, and which of them depend on each primal."""
     ends = results_by_leaf(results)
+    known = known or KnownDerivatives()
+    lost = {id(x) for x in known.lost}
     return Derivative(
-        tuple(x.requires_grad for x in results), tuple(tuple(ends.get(id(x), ())) for x in primals)
+        tuple(x.requires_grad for x in results),
+        tuple(tuple(ends.get(id(x), ())) for x in primals),
+        frozenset(results_through(results, known.once)),
+        tuple(k for k, x in enumerate(primals) if id(x) in lost),
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -206,21 +206,38 @@ def results_by_leaf(results: Sequence[torch.Tensor]) -> dict[int, list[int]]:
     """For each leaf that a gradient of the results would reach, by id: the numbers of the results
     whose gradient would.
     """
-    bits: dict[Any, int] = {}
     leaves: dict[int, int] = {}
     for k, x in enumerate(results):
-        if x.grad_fn is not None:
-            bits[x.grad_fn] = bits.get(x.grad_fn, 0) | 1 << k
-        elif x.requires_grad:
+        if x.grad_fn is None and x.requires_grad:
             leaves[id(x)] = leaves.get(id(x), 0) | 1 << k
-    for fn in _in_order(list(bits)):
-        own = bits[fn]
+    for fn, own in _results_by_node(results).items():
         if hasattr(fn, "variable"):
             leaf = id(fn.variable)
             leaves[leaf] = leaves.get(leaf, 0) | own
-        for after in _next_functions(fn):
-            bits[after] = bits.get(after, 0) | own
     return {leaf: _set_bits(own) for leaf, own in leaves.items()}
+
+
+def results_through(results: Sequence[torch.Tensor], nodes: Iterable[Any]) -> list[int]:
+    """The numbers of the results whose gradient would go through a node of autograd's graph."""
+    bits = _results_by_node(results)
+    own = 0
+    for fn in nodes:
+        own |= bits.get(fn, 0)
+    return _set_bits(own)
+
+
+def _results_by_node(results: Sequence[torch.Tensor]) -> dict[Any, int]:
+    """For each node of autograd's graph, the results whose gradient would go through it, as
+    bits.
+    """
+    bits: dict[Any, int] = {}
+    for k, x in enumerate(results):
+        if x.grad_fn is not None:
+            bits[x.grad_fn] = bits.get(x.grad_fn, 0) | 1 << k
+    for fn in _in_order(list(bits)):
+        for after in _next_functions(fn):
+            bits[after] = bits.get(after, 0) | bits[fn]
+    return bits
 
 
 def _in_order(roots: list[Any]) -> list[Any]:

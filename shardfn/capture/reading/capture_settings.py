@@ -41,6 +41,7 @@ class Settings:
         may_be_of_ranks: whether to raise NeedsRanks for the code of one rank.
         gradients: the paths of the tensors whose gradients fn returns beside its value. None if
             it returns the value alone.
+        with_known: whether these gradients are read from pipelines, not computed of them.
         dynamic: by leaf of the arguments, the dims whose sizes are read as symbols, and whether
             it is an error if one must be constant.
         rank: of code of one rank: the coordinate of the rank whose code is read, or nothing if
@@ -55,6 +56,7 @@ class Settings:
     mesh: Any = None
     may_be_of_ranks: bool = False
     gradients: tuple[str, ...] | None = None
+    with_known: bool = False
     dynamic: Mapping[int, Mapping[int, bool]] = types.MappingProxyType({})
     rank: tuple[int, ...] | None = None
     differing: frozenset[Any] = frozenset()
@@ -78,7 +80,7 @@ def tracing(
     """The context of a capture: torch patched, and new records."""
     table = decompositions.table(settings.undecomposed)
     scope = named.scope(settings.mesh, settings.device, settings.may_be_of_ranks, settings.rank)
-    recorder = recording(settings.name, table, mode)
+    recorder = recording(settings.name, table, mode, with_known=settings.with_known)
     with (
         _patched_torch(mode, settings, memo, arguments),
         leaked_values.swept() as watched,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import torch
 
@@ -18,12 +20,15 @@ class Followed:
         leaves: their positions among the leaves of (args, kwargs).
         closed_over: those that the function closes over.
         paths: of both, for printed programs and bucket plans.
+        are_real: whether each is floating, and not complex.
+        on_stages: whether tensors of the call are on stages, so that a pipeline may run them.
     """
 
     leaves: tuple[int, ...]
     closed_over: tuple[torch.Tensor, ...]
     paths: tuple[str, ...]
-    are_real: tuple[bool, ...]  # whether each is floating, and not complex
+    are_real: tuple[bool, ...]
+    on_stages: bool = False
 
     @property
     def wishes(self) -> list[str]:
@@ -36,6 +41,6 @@ class Followed:
         ]
 
     @property
-    def key(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
+    def key(self) -> tuple[Any, ...]:
         """A hashable value that is equal for calls that share captures."""
-        return self.leaves, tuple(map(id, self.closed_over)), self.paths
+        return self.leaves, tuple(map(id, self.closed_over)), self.paths, self.on_stages

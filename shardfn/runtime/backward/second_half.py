@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat
 from ...capture import Captured
 from ...compile import Runner
+from ...errors import ShardError, call_site
 from ...mesh import all_coordinates
 from ...partition.plan import Slot
 from ...partition.split_backward import INPUT, SAVED, SplitPlan
@@ -36,6 +37,10 @@ from ..layouts import Reader, laid_out, local_of_rank, readers, row_of_part, spe
 from ..options import Request
 from ..simulator import simulate
 
+SECOND = (
+    "loss.backward() of the value; or sf.grad inside the call of a function of the gradients, with "
+    "torch.no_grad() around the call"
+)
 Local = list[torch.Tensor]  # one value's local tensors, of each rank that runs here
 
 
@@ -145,6 +150,7 @@ class Backward:
         """Compute the gradients of the tensors that autograd follows. None for a tensor that no
         result with a cotangent depends on.
         """
+        self._refuse_second(cotangents)
         if self.is_unread:
             outs: list[Any] = self._unread()
         else:
@@ -158,6 +164,30 @@ class Backward:
             None if given.isdisjoint(results) else self._placed(out, spec)
             for out, spec, results in rows
         ]
+
+    def _refuse_second(self, cotangents: Sequence[Any]) -> None:
+        """Refuse cotangents of results that are made of the gradients of a pipeline, which are
+        computed once.
+
+        Raises:
+            ShardError: names the results.
+        """
+        derivative = self.captured.derivative
+        assert derivative is not None
+        given = [i for k, i in enumerate(self.floating) if k in derivative.once]
+        paths = [self.captured.program.out_paths[i] for i in given if cotangents[i] is not None]
+        if paths:
+            wrong = [
+                f"{path} depends on other results of pipelined_grad than its value"
+                for path in paths
+            ]
+            raise ShardError.of(
+                self.request.name,
+                *wrong,
+                needed="the backward of the value of pipelined_grad alone",
+                fix=SECOND,
+                source=call_site(),
+            )
 
     def _placed(self, out: Any, spec: Any) -> torch.Tensor:
         """Wrap a local gradient as a DTensor, or as a global tensor; in per-rank code as the local

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import attrs
 import torch
+from torch.distributed.tensor import DTensor
 
 from ...capture import Arguments, Captured
 from ...capture.drawing import refuse_state
 from ...capture.key_reuse import used_keys
+from ...errors import ShardError, call_site
+from ...placement import Stage
+from ...types import stage_of
 from ..arguments import Placed
 from ..backward.followed import Followed
 from ..options import Request
@@ -29,6 +34,7 @@ def followed_capture(
 
     Raises:
         CaptureError: a gradient would be lost.
+        ShardError: autograd follows a tensor that a pipeline reads and does not differentiate.
     """
     closed: tuple[torch.Tensor, ...] = ()
     names: tuple[str, ...] = ()
@@ -45,6 +51,8 @@ def followed_capture(
         closed += tuple(outside.tensors[i] for i in lost)
         names += tuple(outside.names[i] for i in lost)
     derivative = captured.derivative
+    if derivative is not None and derivative.lost:
+        _refuse_undifferentiated(mine, derivative.lost)
     count = len(placed.followed)
     reached = derivative.primals[count:] if derivative is not None else ()
     pairs = zip(closed, reached, strict=True)
@@ -79,7 +87,9 @@ def _following(
     tensors = (*(arguments.leaves[i] for i in placed.followed), *closed)
     paths = (*(placed.paths[i] for i in placed.followed), *names)
     are_real = tuple(x.is_floating_point() for x in tensors)
-    followed = Followed(placed.followed, closed, paths, are_real)
+    on_stages = any(stage_of(mark) for marks in placed.marks for mark in marks)
+    on_stages |= any(isinstance(x, DTensor) and _is_on_stage(x) for x in closed)
+    followed = Followed(placed.followed, closed, paths, are_real, on_stages)
     known = request.store.followed
     if followed.key not in known:
         assert request.differentiated is not None
@@ -90,6 +100,27 @@ def _following(
             followed=followed,
         )
     return known[followed.key]
+
+
+def _is_on_stage(x: DTensor) -> bool:
+    return any(isinstance(placement, Stage) for placement in x.placements)
+
+
+def _refuse_undifferentiated(request: Request, numbers: Sequence[int]) -> None:
+    """Refuse tensors that autograd follows through a pipeline which does not differentiate them.
+
+    Raises:
+        ShardError: names them.
+    """
+    followed = request.followed
+    assert followed is not None
+    wrong = [
+        f"autograd follows {followed.paths[k]}, which a pipelined_grad reads and does not "
+        "differentiate"
+        for k in numbers
+    ]
+    fix = "argnums= of pipelined_grad that contain it, or x.detach()"
+    raise ShardError.of(request.name, *wrong, fix=fix, source=call_site())
 
 
 def check_numbers(request: Request, captured: Captured) -> None:

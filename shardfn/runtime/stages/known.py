@@ -67,6 +67,7 @@ def _settings(request: Request, placed: Placed, undecomposed: frozenset[Any]) ->
         mesh=placed.mesh,
         may_be_of_ranks=request.may_be_of_ranks,
         gradients=request.followed and request.followed.paths,
+        with_known=request.followed is not None and request.followed.on_stages,
         dynamic={} if request.has_own_sizes else placed.dynamic,
         name=request.name,
         rank=request.rank,

@@ -29,6 +29,7 @@ from ...inspect.verbose import verbose_text
 from ...mesh import all_coordinates, group_names
 from ...partition import Plan, cached_plan, local_sizes
 from ...partition.collective_bytes import collectives_in
+from ...partition.plan import Nested, Pipelined
 from ...partition.rule_api import registry
 from ...partition.split_backward import SplitPlan, split_backward
 from ...placement_table import ArgumentPlacements, argument_placements
@@ -203,9 +204,12 @@ class Traced:
         warn_of_expensive(self, planned, wanted)
         if self.request.followed is None:
             return self._scheduled(chosen, self.program)
-        is_piped = any(is_of_pipeline(step.node) for step in chosen.steps)
-        if is_piped and chosen.stage_axis is not None:
-            got = "autograd follows the call, and a pipelined_grad is in the function"
+        piped = [x for x in chosen.steps if is_of_pipeline(x.node) and isinstance(x, Nested)]
+        is_looped = not all(isinstance(x, Pipelined) for x in piped)
+        if is_looped and chosen.stage_axis is not None:
+            got = (
+                "autograd follows the call, and a pipelined_grad in the function is differentiated"
+            )
             raise PlacementError.of(
                 self.request.name, got, fix=WITHOUT_AUTOGRAD, source=call_site()
             )

@@ -13,6 +13,7 @@ import torch
 
 from ... import _compat, _tree
 from ...argnums import Argnums, check_argnums, is_number
+from ...capture.pipelined_values import with_known_derivative
 from ...errors import ShardError
 from ...ops.text_formats import print_record
 from ...pipelines import Schedule
@@ -53,7 +54,12 @@ class PipelinedGrad(BucketedGrad):
         zeros = [torch.zeros_like(x) for x in parameters]
         sums, (values, auxes) = pipelined(step, zeros, columns, self.pipeline)
         found = (values.sum() / k, auxes if self.has_aux else None, _divided(sums, k))
-        return self.returned(*self.placed(found, args, wishes))
+        value, aux, gradients = self.placed(found, args, wishes)
+        others, own = _tree.tensors(aux), _tree.tensors(gradients)
+        value, *rest = with_known_derivative(value, others, own, parameters)
+        aux = _tree.with_tensors(aux, rest[: len(others)])
+        gradients = _tree.with_tensors(gradients, rest[len(others) :])
+        return self.returned(value, aux, gradients)
 
     def options(self) -> Any:
         own = (self.microbatches, self.batch_argnums, self.pipeline)
