@@ -33,7 +33,6 @@ from .ops import debug
 
 Call = tuple[Callable[..., Any], str, list[Any]] | None
 RANKS = "first", "all"
-LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log", "warn", "fatal")
 
 
 def print(fmt: str, *args: Any, ranks: str = "first", **kwargs: Any) -> None:
@@ -249,6 +248,10 @@ _compat.SHOWS.update(
         builtins.breakpoint: _breakpoint_call,
         warnings.warn: _warning_call,
         logging.Logger: _log_call,
-        **{getattr(logging, name): _root_logger(name) for name in LEVELS if hasattr(logging, name)},
+        **{
+            getattr(logging, name): _root_logger(name)
+            for name in _compat.LOG_METHODS
+            if hasattr(logging, name)
+        },
     }
 )

@@ -75,7 +75,7 @@ from .distributed.strided_shards import is_in_order, span
 from .dynamo.argument_facts import READS_ARGUMENT, Asked, Facts, have_facts, stand_in
 from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
-from .dynamo.guards import FUNCTION, Itself, Read, read_of_code
+from .dynamo.guards import FUNCTION, Itself, Read, is_array_input, read_of_code
 from .dynamo.lazy import WITHOUT_SHAPE, WITHOUT_VALUES, is_lazy, made_by_hooks, made_or_not
 from .dynamo.reading import (
     Unlike,
@@ -107,7 +107,7 @@ from .dynamo.refused import (
 )
 from .dynamo.restored import Memo, Place
 from .dynamo.shells import Shell, closed, opened, registered
-from .dynamo.shown import SHOWS, Delayed, Traced
+from .dynamo.shown import LOG_METHODS, SHOWS, Delayed, Traced
 from .dynamo.sizes import (
     Sizes,
     dim_hint,
@@ -264,6 +264,7 @@ __all__ = [
     "Integer",
     "Itself",
     "Level",
+    "LOG_METHODS",
     "MADE",
     "MADE_OF_FOLLOWED",
     "MAKES_DTENSOR",
@@ -359,6 +360,7 @@ __all__ = [
     "inference_off",
     "innermost_level",
     "inside_transform",
+    "is_array_input",
     "is_arriving",
     "is_capturing",
     "is_differentiated",

@@ -34,6 +34,7 @@ from .reading.capture_settings import Settings, tracing
 from .reading.container_objects import lost_changes, refuse_lost, remade_tree
 from .reading.symbolic_sizes import Template, refuse_strict
 from .refusals import leaked_values, tensor_subclasses, torch_errors
+from .refusals.refused_writes import refuse_array_writes
 from .refusals.unscaled_float16 import refuse_unscaled
 from .result_tree import Result, program_of
 from .rewrites import as_strided, tensor_indices
@@ -292,6 +293,7 @@ def _read(
         state.watched.rewind()
         tensor_subclasses.refuse_made(python, name)
         refuse_writes(python, name)
+        refuse_array_writes(python, name)
         tensor_indices.refuse_writes(python, name)
         partial_terms.read_local_tensors(python)
         traits = uneven_shards.traits(python) if settings.rank else None

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--gloo",
         type=int,
         metavar="N",
-        help=f"run {SHARE:.0%} of the cases again on N real gloo processes instead",
+        help=f"run {SHARE:.0%}% of the cases again on N real gloo processes instead",
     )
     parser.add_argument(
         "--dtypes",

@@ -119,3 +119,44 @@ def test_a_tangent_that_counts_both_triangles_is_refused(f: Any) -> None:
     for fn in (lambda x: sf.jvp(f, (x,), (V,))[1], ORDERS[HESSIAN](weighted(f))):
         with pytest.raises(sf.CaptureError, match="counts both triangles"):
             sf.jit(fn, backend="aten")(X)
+
+
+PRODUCT = lambda x: linalg.eig(x @ x.mT + torch.eye(3, dtype=F64))[0].real.pow(2).prod()
+TANGENT = lambda f: lambda x: sf.jvp(f, (x,), (V,))[1]
+SLOPE = lambda f: lambda x: (sf.grad(f)(x) * V).sum()
+
+
+@pytest.mark.parametrize("order", ["forward thrice", "forward twice over reverse"])
+def test_a_third_derivative_of_eigenvalues_is_refused_in_forward_mode(order: str) -> None:
+    inner = TANGENT if order == "forward thrice" else SLOPE
+    third = TANGENT(TANGENT(inner(PRODUCT)))
+    with pytest.raises(sf.CaptureError, match="^op eig: a third derivative is taken"):
+        sf.jit(third, backend="aten")(X)
+
+
+def test_other_third_derivatives_of_eigenvalues_are_right() -> None:
+    third = sf.jit(TANGENT(SLOPE(SLOPE(PRODUCT))), backend="aten")(X)
+    reverse = sf.jit(SLOPE(SLOPE(SLOPE(PRODUCT))), backend="aten")(X)
+    assert_close(third, reverse, rtol=1e-8, atol=1e-8)
+    second = sf.jit(TANGENT(TANGENT(PRODUCT)), backend="aten")(X)
+    assert_close(second, sf.jit(SLOPE(SLOPE(PRODUCT)), backend="aten")(X), rtol=1e-8, atol=1e-8)
+
+
+STRIDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "inv": linalg.inv,
+    "cholesky": lambda x: linalg.cholesky(x @ x.mT),
+    "qr": lambda x: linalg.qr(x)[1],
+    "lstsq": lambda x: linalg.lstsq(x, W).solution,
+    "cholesky_solve": lambda x: torch.cholesky_solve(x, linalg.cholesky(x @ x.mT)),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_a_column_major_tangent_is_added_to_a_zero_tangent_in_forward_over_forward(
+    name: str,
+) -> None:
+    f = lambda x: (STRIDED[name](x) * W).sum()
+    plain = lambda f: lambda x: torch.func.jvp(f, (x,), (V,))[1]
+    assert_close(sf.jit(TANGENT(TANGENT(f)), backend="aten")(X), plain(plain(f))(X))
+    third = plain(plain(torch.func.grad(f)))(X)
+    assert_close(sf.jit(TANGENT(TANGENT(sf.grad(f))), backend="aten")(X), third)

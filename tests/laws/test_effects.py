@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -214,3 +216,58 @@ def test_what_a_method_of_an_object_made_inside_closes_over_is_looked_at_in_each
     assert_close(scaled(X), X * 2)
     factor = 5.0
     assert_close(scaled(X), X * 5)
+
+
+ARRAY_WRITES: dict[str, Callable[[Any, torch.Tensor], object]] = {
+    "item": lambda a, _: a.__setitem__(1, 5.0),
+    "in place": lambda a, _: a.__iadd__(1),
+    "method": lambda a, _: a.fill(3),
+    "sort": lambda a, _: a.sort(),
+    "out": lambda a, _: np.add(a, 1, out=a),
+    "view": lambda a, _: a[1:].__imul__(2),
+    "resize": lambda a, _: a.resize(4, refcheck=False),
+    "of a tensor": lambda a, x: a.__setitem__(slice(3), x.detach()[:3].numpy()),
+    "by torch": lambda a, _: torch.from_numpy(a).add_(1),
+}
+
+
+@pytest.mark.parametrize("write", ARRAY_WRITES)
+def test_a_write_to_a_closed_over_array_is_refused(write: str) -> None:
+    array = np.array([3.0, 1.0, 2.0])
+    held = {"array": array}
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        ARRAY_WRITES[write](held["array"], x)
+        return x * 2
+
+    looped = lambda x: sf.scan(lambda c, _: (body(c), None), x, length=2)[0]
+    for fn in (body, looped, sf.grad(lambda x: body(x).sum())):
+        with pytest.raises(sf.CaptureError) as error:
+            sf.jit(fn, backend="aten")(X)
+        assert "writes to this array in place" in str(error.value)
+        assert "at: " + __file__ in str(error.value)
+        assert array.tolist() == [3.0, 1.0, 2.0]
+
+
+def test_an_array_may_be_read_and_a_copy_may_be_written() -> None:
+    array = np.array([3.0, 1.0, 2.0, 0.0, 4.0])
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        own = array.copy()
+        own.sort()
+        own[0] = 7
+        return x * torch.from_numpy(own) + torch.from_numpy(array)
+
+    assert_close(sf.jit(body, backend="aten")(X), body(X))
+
+
+def test_a_logger_is_not_configured_inside() -> None:
+    logger = logging.getLogger("tests.laws.effects")
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        logger.setLevel(35)
+        return x * 2
+
+    with pytest.raises(sf.CaptureError, match="^logging.Logger.setLevel: the function configures"):
+        sf.jit(body, backend="aten")(X)
+    assert logger.level == 0

@@ -67,6 +67,11 @@ SAME = (
 ARRAY = "NumpyTensorSource"  # an array that is read as a tensor
 
 
+def is_array_input(node: Any) -> bool:
+    """Check whether an input of Dynamo's graph is a NumPy array that the function reads."""
+    return type(getattr(node, "_dynamo_source", None)).__name__ == ARRAY
+
+
 def outside_reads(out: Any, scope: dict[str, Any]) -> tuple[Read, ...]:
     """List the reads that Dynamo's guards recorded, without those of the arguments.
 

@@ -21,6 +21,8 @@ from ...errors import CaptureError, user_frame
 from .sizes import user_line
 
 QUESTIONS = ("isEnabledFor", "getEffectiveLevel", "hasHandlers")
+LEVELS = "debug", "info", "warning", "error", "critical"
+LOG_METHODS = (*LEVELS, "exception", "log", "warn", "fatal")
 CONTAINERS = list, dict, set, collections.deque
 DEPTH = 20  # of containers in arguments
 BREAKPOINT = breakpoint  # Python's own
@@ -200,6 +202,14 @@ def logger_called(
         return ConstantVariable.create(getattr(logger.value, name)(*given))
     if not hasattr(logging.Logger, name):
         return call(logger, tx, name, args, kwargs)
+    if name not in LOG_METHODS:
+        raise CaptureError.of(
+            f"logging.Logger.{name}",
+            f"the function configures the logger {logger.value.name!r}",
+            needed="a function without side effects",
+            fix=f"call {name} before the function",
+            source=user_line(),
+        )
     about = [ConstantVariable.create(x) for x in (logger.value.name, name)]
     return show(SHOWS[logging.Logger], tx, [*about, *args], kwargs)
 

@@ -121,8 +121,8 @@ def zeros_dispatched(
     args: Any = (),
     kwargs: Any = None,
 ) -> Any:
-    """Patch FakeTensorMode.dispatch for zero tensors: expand a number, and pass the check of
-    their storage.
+    """Patch FakeTensorMode.dispatch for zero tensors: expand a number, pass the check of their
+    storage, and give zeros like one memory of their own.
     """
     if func is ATEN.expand.default and not isinstance(
         args[0], torch.Tensor
@@ -132,6 +132,9 @@ def zeros_dispatched(
         # a zero tensor arrives here as one expanded number; if strides differ, torch checks them
         # next
         return True
+    if func is ATEN._new_zeros_with_same_feature_meta.default and not any(args[1].stride()):
+        # the zeros are written to, which one expanded number forbids
+        args = (args[0], args[1].new_empty(args[1].shape))
     return dispatch(mode, func, types, args, kwargs)
 
 

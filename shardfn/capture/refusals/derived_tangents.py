@@ -21,6 +21,7 @@ class Row(NamedTuple):
     why: str
     until: str = "later than 2.15"  # the torch version that ends it
     at_once: bool = False  # the tangent itself is wrong already
+    third: bool = False  # only a third derivative is wrong, two of them in forward mode
 
 
 FACTORS = "its tangent takes the factors of the matrix for constants"
@@ -32,6 +33,7 @@ TABLE = (
     Row(("batch_norm", "instance_norm", "native_batch_norm"), MOMENTS),
     Row(("_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"), MOMENTS),
     Row(("householder_product", "orgqr"), "its tangent takes its reflectors for constants"),
+    Row(("eig", "eigvals", "_linalg_eig"), "the tangent of its tangent lacks terms", third=True),
     Row(("cumprod",), "its tangent is a quotient, whose derivative at zero is another"),
     Row(
         ("cholesky_inverse", "triangular_solve"), "its tangent counts both triangles", at_once=True
@@ -54,6 +56,11 @@ def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     modes = _compat.followed([*args, *kwargs.values()])
     if row.at_once and "jvp" in modes:
         got, fix = f"{row.why} (torch)", "reverse mode: sf.vjp, sf.jacrev"
+    elif row.third:
+        if modes.count("jvp") < 2 or len(modes) < 3:
+            return
+        got = f"a third derivative is taken, two of them in forward mode, and {row.why} (torch)"
+        fix = "forward mode for one of the derivatives at most"
     elif "jvp" in modes[:-1]:
         got, fix = f"a derivative of its tangent is taken, and {row.why} (torch)", FIX
     else:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ... import _compat
-from ...errors import CaptureError
+from ...errors import CaptureError, call_site
 from ...ops.nodes import origin_of
 from .. import annotations as sources
 from ..aten_views import viewed
@@ -134,6 +134,25 @@ def refuse_mutation(
             arg_path=path,
         )
     return writes
+
+
+def refuse_array_writes(python: torch.fx.GraphModule, name: str) -> None:
+    """Refuse in-place writes to NumPy arrays that a function closes over: the program has copies
+    of them. A write through a view, or by torch, counts in the version of Dynamo's fake tensor.
+
+    Raises:
+        CaptureError: names the line that first uses the array.
+    """
+    for node in python.graph.find_nodes(op="placeholder"):
+        if _compat.is_array_input(node) and node.meta["example_value"]._version:
+            lines = map(sources.user_line, node.users)
+            raise CaptureError.of(
+                f"{name}, a NumPy array that it closes over",
+                "the function writes to this array in place",
+                needed="a function without side effects",
+                fix="return the new value, or write to a copy: array.copy()",
+                source=next(filter(None, lines), None) or call_site(),
+            )
 
 
 def refuse_windows(node: torch.fx.Node, name: str) -> None:

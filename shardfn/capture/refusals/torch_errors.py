@@ -118,6 +118,16 @@ CAUSES = (
         "sf.grad(loss), sf.value_and_grad(loss) or sf.vjp inside of it",
     ),
     (
+        "Unsupported Tensor.requires_grad_() call",
+        "it changes whether a tensor from outside requires grad",
+        "x.detach() inside; or x.requires_grad_(False) before the call",
+    ),
+    (
+        "Trying to access a forward AD level",
+        "it opens a level of torch.autograd.forward_ad",
+        "sf.jvp(fn, primals, tangents)",
+    ),
+    (
         "to return a scalar",
         "the function to differentiate does not return a scalar",
         "return loss.sum() or loss.mean()",

@@ -7,6 +7,7 @@ value, with tensors on the meta device for the tensors in it, which have names o
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ def named(where: str, tree: Any) -> dict[str, Any]:
     _tree.learn_registered(tree)
     leaves = _tree.named_leaves(tree)
     names = [name for name, _ in leaves]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         got = [f"two leaves are called {name}" for name in twice]
         fix = "keys without a dot, where dicts are nested"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,7 +140,7 @@ def check_trees(
         TreeError: lists all that differ.
     """
     lines = list(wrong)
-    twice = sorted({path for path in paths if paths.count(path) > 1})
+    twice = sorted(path for path, count in Counter(paths).items() if count > 1)
     lines += [f"two parameters have the path {path!r}" for path in twice]
     if not paths:
         lines.append("the parameters have no tensor")

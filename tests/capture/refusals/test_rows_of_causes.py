@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import shardfn as sf
@@ -43,6 +44,11 @@ def first(xs: list[torch.Tensor]) -> torch.Tensor:
 
 twice.register_fake(torch.empty_like)
 first.register_fake(lambda xs: torch.empty_like(xs[0]))
+
+
+def dual(x: torch.Tensor) -> torch.Tensor:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(forward_ad.make_dual(x, W).sin()).tangent
 
 
 class OfValues(nn.modules.lazy.LazyModuleMixin, nn.Module):
@@ -144,6 +150,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     _compat.READS_VERSION: jit(lambda x: x.clone().add_(1) * x._version),
     _compat.READS_CONTEXT: jit(lambda x: x * SETTING.get()),
     "trace_autograd_ops": jit(summed),
+    "Unsupported Tensor.requires_grad_() call": jit(lambda x: LEAF.requires_grad_(False) * x),
+    "Trying to access a forward AD level": jit(dual),
     "to return a scalar": jit(raw(lambda y: y * 2)),
     "<TransformType": jit(raw(branches)),
     "floating point dtype can require": jit(lambda x: raw(lambda y: (y * 2).sum())(x.long())),
@@ -193,6 +201,7 @@ def test_a_program_reaches_each_row(row: Any, monkeypatch: pytest.MonkeyPatch) -
 
 in_vmap = lambda fn: jit(lambda x: sf.vmap(fn)(x.reshape(2, 3)))
 EQUAL = lambda x: x if torch.equal(x, x + 1) else 2 * x
+DOUBLED = lambda x: x.__setitem__(x > 0, 2 * x[x > 0]) or x
 SIGNED: dict[str, Callable[[], Any]] = {
     "Data dependent operator": jit(EQUAL),
     "Dynamic shape operator": jit(
@@ -210,6 +219,7 @@ SIGNED: dict[str, Callable[[], Any]] = {
     ),
     "Batching rule not implemented for aten::equal": in_vmap(EQUAL),
     "data is not allocated yet": jit(lambda x: x * float(np.asarray(x)[0])),
+    "(Size-like symbols: u": jit(sf.grad(lambda x: DOUBLED(x.clone()).sum())),
     "Could not guard on data-dependent expression": jit(lambda x: bool(x.sum()) and x),
     "Could not extract specialized integer": jit(lambda x: torch.ones(int(x.sum()))),
     "raised exception KeyError(Tensor(": jit(lambda x: x * {1: 2}[x.sum()]),
@@ -231,6 +241,7 @@ def test_a_program_has_each_sign_of_a_value(sign: str, monkeypatch: pytest.Monke
         SIGNED[sign]()
     assert any(sign in text for text in said), (said[:3], str(caught.value))
     rows = (*data_dependent.FUNCTIONS.values(), ("it branches on", ""), ("it takes", ""))
+    rows = (*rows, ("the shape of an op's result", ""))
     starts = {row[0].format(what=row[1]) for row in rows}
     assert any(f": {start}" in str(caught.value).splitlines()[0] for start in starts)
 
