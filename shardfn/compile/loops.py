@@ -112,7 +112,11 @@ def compile_loops(
 
 
 def _number_of(node: torch.fx.Node) -> int:
-    """Return the number of a loop: a hash of its text, equal for equal loops in every process."""
+    """Return the number of a loop: a hash of its text, equal for equal loops in every process. A
+    pipeline has a number of its own: its text does not say which ranks its messages go to.
+    """
+    if isinstance(node.target, Pipeline):
+        return next(_numbers)
     try:
         text = loop_text(node.target)
         devices = devices_of(node.all_input_nodes)

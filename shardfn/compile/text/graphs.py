@@ -12,11 +12,18 @@ import torch
 
 from ... import _compat
 from ...ops.loops import Branch, Loop, Scan, While
+from ...ops.pipeline import Pipeline
 from ...types import Collective, MeshPlacements
+from . import pipelines
 from .ops import name_of, op_of
 from .values import Unwritable, index, record_text, tensor_of, tensor_text, value_of, value_text
 
-LOOPS: dict[str, type[Loop]] = {"Scan": Scan, "While": While, "Branch": Branch}
+LOOPS: dict[str, type[Loop]] = {
+    "Scan": Scan,
+    "While": While,
+    "Branch": Branch,
+    "Pipeline": Pipeline,
+}
 ANNOTATION_KEYS = ("source", "module", "phase")  # metadata that printed programs read
 
 
@@ -73,17 +80,20 @@ def loop_text(loop: Any, *, notes: bool = False) -> dict[str, Any]:
     Raises:
         Unwritable: one of them has none.
     """
+    inner = [text_of(graph, notes=notes) for graph in loop.graphs]
+    fields = pipelines.fields_text(loop) if isinstance(loop, Pipeline) else _fields_text(loop)
+    return {"loop": type(loop).__name__, "fields": fields, "graphs": inner}
+
+
+def _fields_text(loop: Any) -> dict[str, Any]:
+    """Write the fields of a loop, without its graphs."""
     fields = attrs.asdict(loop, recurse=False)
-    graphs = fields.pop("graphs")
-    json_fields = {name: _json_field(x) for name, x in fields.items()}
-    inner = [text_of(graph, notes=notes) for graph in graphs]
-    return {"loop": type(loop).__name__, "fields": json_fields, "graphs": inner}
+    del fields["graphs"]
+    return {name: _json_field(x) for name, x in fields.items()}
 
 
 def _json_field(x: Any) -> Any:
     """Convert a field of a loop (a number, a flag, or a tuple of numbers) to JSON."""
-    if isinstance(x, tuple) and any(attrs.has(type(y)) for y in x):
-        raise Unwritable("a pipeline")
     return list(x) if isinstance(x, tuple) else x
 
 
@@ -164,9 +174,15 @@ def placements_of(rows: Any) -> MeshPlacements:
 def _parse_target(row: dict[str, Any]) -> Any:
     """Return the op or the loop of a row."""
     if "loop" in row:
-        fields = {k: _parse_field(x) for k, x in row["fields"].items()}
+        kind, fields = LOOPS[row["loop"]], row["fields"]
+        is_pipeline = kind is Pipeline
+        fields = (
+            pipelines.fields_of(fields)
+            if is_pipeline
+            else {k: _parse_field(x) for k, x in fields.items()}
+        )
         graphs = tuple(_parse_graph(rows) for rows in row["graphs"])
-        return LOOPS[row["loop"]](graphs=graphs, **fields)
+        return kind(graphs=graphs, **fields)
     op = op_of(row["op"])
     if op is None:
         raise Unwritable(f"the op {row['op']}")

@@ -27,6 +27,7 @@ from ...types import TENSOR, Aval, LocalProgram, MeshAxes, Program
 from ...world import current_world
 from ..arguments import Placed
 from .file import filled
+from .pipelines import bind_pipelines, check_pipelines
 from .trees import tree_of
 
 GROUP = re.compile(r"shardfn:[0-9a-f]{8}:(\w+)")
@@ -169,11 +170,13 @@ def programs_of(
     for said, graph in zip(record["programs"], graphs, strict=True):
         for node in graph.nodes:
             node.args = torch.fx.node.map_aggregate(node.args, lambda x: _renamed(x, names))
+        bind_pipelines(graph, names)
         check(graph, plan.axes)
         made.append(_local(captured, plan, graph, tuple(map(str, said["elided"]))))
     found = {c: made[k] for c, k in zip(everyone, record["of"], strict=True)}
     for coordinate, program in found.items():
         _check_shapes(program, plan, coordinate)
+    check_pipelines(found, plan.axes)
     return found
 
 
