@@ -8,7 +8,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-SECONDS = 60.0  # of one search
+# A search visits so many nodes, times the entries of its matrix, at most: about a minute, and the
+# same solution on every machine, at every load. A search that takes longer than that is stuck.
+WORK, SECONDS = 10_000_000, 600.0
 # Relative, within which a solution counts as the least, above so many variables of 0 or 1. A plan
 # is taken if it is a tenth better, and proving the last hundredths of a large program takes
 # minutes.
@@ -38,7 +40,7 @@ class IntegerProgram:
     sizes: set[int] = attrs.field(factory=set)  # the variables that are 0 or more
     choices: list[int] = attrs.field(factory=list)  # those of which one is 1
     is_impossible: bool = False  # whether the last solution found a contradiction
-    is_late: bool = False  # whether time was up before it was known to be the cheapest
+    is_late: bool = False  # whether a limit came before it was known to be the cheapest
 
     def variable(self, cost: float) -> int:
         """Add a 0-1 variable with a cost. Returns its number."""
@@ -78,13 +80,14 @@ class IntegerProgram:
         self.between(float("-inf"), terms, constant)
 
     def solve(self) -> list[bool] | None:
-        """Return which variables are 1 in the cheapest solution; None if there is none in time.
+        """Return which variables are 1 in the cheapest solution; None if there is none within the
+        limits.
 
         The relaxation, in which variables may lie between 0 and 1, is solved first. If it leaves
         nothing open, it is the solution. Of a large program then a part is searched, and of one
         that is not so large all of it too, if the part costs clearly more than the relaxation.
-        The cheapest solution counts. A search that is not complete when time is up counts for
-        nothing: ranks are not equally fast.
+        The cheapest solution counts. A search that is not complete at its limit counts for
+        nothing.
         """
         if not self.costs:
             return []
@@ -171,7 +174,11 @@ class _Minimum:
             constraints=(matrix, np.array(program.low), np.array(program.high)),
             integrality=integral.astype(int) * (gap is not None),
             bounds=Bounds(low, high),
-            options={"time_limit": SECONDS, "mip_rel_gap": gap or 0.0},
+            options={
+                "time_limit": SECONDS,
+                "node_limit": max(1, WORK // max(1, len(program.rows))),
+                "mip_rel_gap": gap or 0.0,
+            },
         )
         self.is_impossible = found.status == IMPOSSIBLE
         self.values: np.ndarray | None = found.x if found.status == SOLVED else None

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from torch.fx import Node
 
 from ..propagation.values import Placed
-from . import integer_program
 from .axis_problem import AxisProblem, undecided
 from .observed_walk import ObservedWalk
 
@@ -17,8 +16,8 @@ GREEDY = 'each op takes its cheapest strategy, as with planner="greedy"'
 
 
 def solve_axes(observed: ObservedWalk) -> Mapping[Node, Placed]:
-    """Choose the strategies of all ops at once, one mesh axis after the other. Empty if time is
-    up.
+    """Choose the strategies of all ops at once, one mesh axis after the other. Empty if a search
+    comes to its limit.
 
     Args:
         observed: a walk that chose them one op at a time.
@@ -39,7 +38,7 @@ def solve_axes(observed: ObservedWalk) -> Mapping[Node, Placed]:
 def _warning(problem: AxisProblem, name: str, *, is_solved: bool) -> str:
     """Return the warning to log about the plan of one axis; empty if there is none."""
     where = f"the placements on axis {name}"
-    late = f"within {integer_program.SECONDS:g} s"
+    late = "within the limits of a search"
     if problem.is_too_large:
         return f"the program is too large to plan {where} at once; {GREEDY}"
     if problem.program.is_impossible:

@@ -17,7 +17,6 @@ from ...mesh import group_names
 from ...partition import Plan
 from ...partition.auto.free_arguments import Contradiction, free_arguments_of
 from ...partition.auto.search import Candidate, Search, with_hardware_links
-from ...partition.planner import integer_program
 from ...partition.planner.inline_loops import inlined
 from ...placement import describe
 from ...types import MeshPlacements, Program
@@ -60,10 +59,9 @@ def chosen(
     first = search.candidates(limit)
     if search.is_late:
         log.warning(
-            "%s: sf.auto: the integer program is too large, or had no solution within %g s; the "
-            "cheapest of data parallel and fully sharded placements are taken",
+            "%s: sf.auto: the integer program is too large, or had no solution within the limits "
+            "of a search; the cheapest of data parallel and fully sharded placements are taken",
             traced.request.name,
-            integer_program.SECONDS,
         )
     count = len(traced.placed.tensors)
     if limit is None:

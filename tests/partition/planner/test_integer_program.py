@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.optimize
 import torch
 from effort import EFFORT
 
@@ -232,3 +233,36 @@ def test_larger_programs_are_solved_within_wider_gaps() -> None:
     counts = (1, 3_000, 3_001, 6_000, 6_001, 10**6)
     gaps = [gap_of(count) for count in counts]
     assert gaps == [1e-9, 1e-9, 2e-3, 2e-3, 0.05, 0.05]
+
+
+def split() -> IntegerProgram:
+    """A program whose search has many nodes: numbers to split into halves, thrice at once."""
+    chance, program = random.Random(1), IntegerProgram()
+    variables = [program.variable(0.0) for _ in range(24)]
+    for _ in range(3):
+        weights = [chance.randrange(100) for _ in variables]
+        more, less = program.size(1.0), program.size(1.0)
+        half = sum(weights) // 2
+        terms = [*zip(variables, weights, strict=True), (more, 1.0), (less, -1.0)]
+        program.between(half, terms, half)
+    return program
+
+
+def test_a_search_ends_after_a_number_of_nodes_and_not_of_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[dict[str, Any]] = []
+    milp = scipy.optimize.milp
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        given.append({**kwargs["options"]})
+        return milp(*args, **kwargs)
+
+    monkeypatch.setattr(scipy.optimize, "milp", seen)
+    for work, nodes in ((1, 1), (78 * 64, 64)):
+        monkeypatch.setattr(integer_program, "WORK", work)
+        program = split()
+        assert program.solve() is None
+        assert program.is_late
+        assert given[-1]["node_limit"] == nodes
+        assert given[-1]["time_limit"] == 600.0

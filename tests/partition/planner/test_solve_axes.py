@@ -49,8 +49,8 @@ def test_when_time_is_up_there_is_no_advice_and_the_log_says_so(
     monkeypatch.setattr(integer_program.IntegerProgram, "solve", lambda program: None)
     assert solve_axes(seen()) == {}
     assert said == [
-        "f: the placements on axis a were not planned within 60 s; each op takes its cheapest "
-        'strategy, as with planner="greedy"'
+        "f: the placements on axis a were not planned within the limits of a search; each op "
+        'takes its cheapest strategy, as with planner="greedy"'
     ]
 
 
@@ -78,8 +78,8 @@ def test_without_a_proof_the_best_is_taken_and_the_log_says_so(
     monkeypatch.setattr(integer_program.IntegerProgram, "solve", late)
     assert solve_axes(seen())
     assert said[0] == (
-        "f: the placements on axis a were not known to be the cheapest within 60 s; the best "
-        "that were found are used"
+        "f: the placements on axis a were not known to be the cheapest within the "
+        "limits of a search; the best that were found are used"
     )
 
 
