@@ -57,10 +57,11 @@ def _explain(watch: Watch, event: Event, name: str, error: Exception) -> None:
     that this one is in. Else tell the others that it has failed here.
     """
     action = doing(frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    reason = watch.why(name if action is None else f"{name}, {action}", error)
+    at = "" if action is None else f", {action}"
+    reason = watch.why(f"{name}{at}", error)
     if reason is not None:
         raise reason from error
-    watch.has_raised(event.lane, event.text, error)
+    watch.has_raised(event.lane, f"{event.text}{at}", error)
 
 
 def _raise_lost(world: Any, where: str) -> None:

@@ -26,7 +26,7 @@ from .higher_order import HigherOrder
 from .loops import Loop
 
 SCALARS = (str, int, float, bool, type(None))
-FIRST_RANK = "first"
+FIRST_RANK, ALL_RANKS = "first", "all"
 _objects: dict[int, Any] = {}  # functions that programs call, by number
 _numbers = itertools.count()
 _rank: contextvars.ContextVar[int | None] = contextvars.ContextVar("rank", default=None)
@@ -156,8 +156,18 @@ def run_debug_call(what: str, values: Mapping[int, Sequence[torch.Tensor]]) -> N
         _breakpoint(where, [positional for _, positional in decoded.values()])
         return
     for rank, (positional, named) in decoded.items():
-        if ranks != FIRST_RANK or rank == 0:
-            SHOWS[kind](rank if ranks != FIRST_RANK else None, where, *positional, **named)
+        if ranks == ALL_RANKS:
+            SHOWS[kind](rank, where, *positional, **named)
+        elif rank == (0 if ranks == FIRST_RANK else ranks):
+            SHOWS[kind](None, where, *positional, **named)
+
+
+def shown_by(what: str, rank: int) -> str:
+    """Return the text of a call that one rank shows, for another rank than the first: the first of
+    those that run it.
+    """
+    kind, ranks, *rest = json.loads(what)
+    return json.dumps([kind, rank if ranks == FIRST_RANK else ranks, *rest])
 
 
 def _print(rank: int | None, where: str, text: str, *args: Any, **kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from ... import _compat
 from ...capture.annotations import RECOMPUTED
 from ...collectives import HALO, PPERMUTE
+from ...ops.debug import DEBUG, shown_by
 from ...ops.loops import loop_of
 from ...ops.nodes import origin_of
 from ...types import MeshPlacements, stage_of
@@ -30,7 +32,11 @@ IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
 
 
 def emit(
-    plan: steps.Plan, coordinates: Sequence[int], group_names: tuple[str, ...], device: str
+    plan: steps.Plan,
+    coordinates: Sequence[int],
+    group_names: tuple[str, ...],
+    device: str,
+    first: int = 0,
 ) -> torch.fx.Graph:
     """Write a plan as the ATen graph of one rank; all ranks with equal shard sizes share it.
 
@@ -39,6 +45,7 @@ def emit(
         coordinates: of one such rank.
         group_names: the process group name of each axis.
         device: where coordinates live.
+        first: the number of the first rank that runs the plan, which shows values.
 
     Returns:
         A graph whose placeholders are one coordinate per axis and then the local inputs.
@@ -50,15 +57,23 @@ def emit(
         for slot in plan.ins:
             shards[slot.number] = _input(b, slot)
             _note_slots([slot], shards)
-        here = None if plan.stage_axis is None else coordinates[plan.stage_axis]
+        axis = plan.stage_axis
+        here = None if axis is None else coordinates[axis]
         for number, step in enumerate(plan.steps):
             if step.coordinate in (None, here):
+                is_here = axis is not None and step.coordinate is not None
+                b.first = _first_at(b, axis) if is_here else first
                 b.about = {**_about(step), "step": number}
                 EMIT[type(step)](b, step, shards)
                 _note_slots(step.made, shards)
         b.about = {}
         b.graph.output([_result(b, shards, slot) for slot in plan.outs])
     return b.graph
+
+
+def _first_at(b: Builder, axis: int) -> int:
+    """The number of the first rank at this rank's coordinate of an axis."""
+    return b.coordinates[axis] * math.prod(b.axes.sizes[axis + 1 :])
 
 
 def _note_slots(slots: Iterable[steps.Slot], shards: dict[int, LocalShard]) -> None:
@@ -243,7 +258,7 @@ def _enter(
 def _nested(b: Builder, step: steps.Nested, shards: dict[int, LocalShard]) -> None:
     """Emit a Nested step: a loop or branch whose bodies are graphs of one rank."""
     device = str(b.coords[0].meta["val"].device) if b.coords else "cpu"
-    graphs = [emit(plan, b.coordinates, b.group_names, device) for plan in step.plans]
+    graphs = [emit(plan, b.coordinates, b.group_names, device, b.first) for plan in step.plans]
     loop = nested.with_graphs(loop_of(step.node), graphs, len(b.coords))
     node = b.graph.call_function(
         loop, (*b.coords, *(b.contiguous(shards[slot.number].node) for slot in step.ins))
@@ -262,7 +277,8 @@ def _pipelined(b: Builder, step: steps.Pipelined, shards: dict[int, LocalShard])
     """Emit a Pipelined step: the actions of this rank's coordinate."""
     device = str(b.coords[0].meta["val"].device)
     own = step.actions.of(b)
-    graphs = [emit(step.plans[i], b.coordinates, b.group_names, device) for i in own.plans]
+    first = _first_at(b, step.actions.axis)
+    graphs = [emit(step.plans[i], b.coordinates, b.group_names, device, first) for i in own.plans]
     loop = attrs.evolve(own.pipeline, graphs=tuple(graphs), coordinates=len(b.coords))
     ins = [b.contiguous(shards[step.ins[i].number].node) for i in own.ins]
     node = b.graph.call_function(loop, (*b.coords, *ins))
@@ -313,6 +329,8 @@ def _run(b: Builder, step: steps.Apply, mine: list[LocalShard]) -> list[torch.fx
     args, kwargs = torch.fx.node.map_arg(
         (step.node.args, step.node.kwargs), lambda n: next(feed).node
     )
+    if step.node.target is DEBUG and b.first:
+        args = (args[0], shown_by(args[1], b.first))
     if step.local is not None:
         result = step.local(b, list(args), dict(kwargs), mine)
     else:

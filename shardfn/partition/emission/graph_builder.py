@@ -55,6 +55,7 @@ class Builder:
         self.group_names = group_names
         self.graph = torch.fx.Graph()
         self.about: dict[str, Any] = {}
+        self.first = 0  # the first rank that runs the step, which shows values
         self.offsets: dict[Any, torch.fx.Node] = {}
         with mode:
             self.coords = [

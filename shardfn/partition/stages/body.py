@@ -19,7 +19,7 @@ from ...ops.messages import Ref
 from ...ops.nodes import origin_of
 from ...source_text import located
 from ...types import AtStage
-from ..plan import Apply, OnStage, Plan, Slot, Step
+from ..plan import Apply, OnStage, Plan, Slot, Step, has_effect
 from ..split_backward import is_free
 
 ADD = torch.ops.aten.add.Tensor
@@ -207,7 +207,7 @@ class Locating:
         parameters = frozenset[int]().union(*(x.parameters for x in ins))
         has_rows = any(x.has_rows for x in ins)
         is_placed = any(x.is_placed for x in ins) or (parameters and has_rows)
-        is_placed = is_placed or isinstance(step, OnStage)
+        is_placed = is_placed or isinstance(step, OnStage) or has_effect(step)
         if not is_placed:
             made = Origin(None, parameters, has_rows)
         else:
