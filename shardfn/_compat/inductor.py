@@ -13,6 +13,7 @@ import torch
 from . import by_kernels, decomposed
 from .block_calls import calling, lower_call, prepared
 from .compilations.environment import environment
+from .compilations.modules import extend
 from .patches import patched
 from .tracing import OpOverload
 
@@ -341,6 +342,7 @@ def inductor(
     collectives: Sequence[Any],
     checked: Sequence[int] = (),
     blocks: Mapping[int, Source] | None = None,
+    last: str = "",
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile a program with Inductor. The result takes a list of inputs, empties it, and returns
     a list.
@@ -350,6 +352,7 @@ def inductor(
         collectives: the ops of ours that start one.
         checked: positions of inputs whose layout the caller checks, so that the code need not.
         blocks: the blocks that the program calls, by number.
+        last: code at the end of the module that Inductor generates, if any.
     """
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -366,4 +369,7 @@ def inductor(
         lowered.meta[OURS] = (environment(), *sorted(checked))
         bodies = {k: prepared(x.lowered(), x.inputs) for k, x in (blocks or {}).items()}
         with calling(bodies):
-            return compile_fx_inner(lowered, inputs, static_input_idxs=[], is_inference=True)
+            compiled = compile_fx_inner(lowered, inputs, static_input_idxs=[], is_inference=True)
+    if last:
+        extend(compiled, last)
+    return compiled

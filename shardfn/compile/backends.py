@@ -19,7 +19,7 @@ from .native import load_native
 from .once import compiled_once, key_of
 from .op_by_op import op_by_op
 from .recomputed import recompute_cheap_values
-from .repeats import known, outline
+from .repeats import known, outline, split_last_calls
 from .separate import separate
 
 Runner = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # takes the inputs, empties the list
@@ -87,10 +87,15 @@ def _run_inductor(graph: torch.fx.Graph, donated: Sequence[int], checked: Sequen
     once.
     """
     program, kinds = outline(graph)
+    last = split_last_calls(program) if kinds else None
     sources = {number: _source(kind.graph) for number, kind in kinds.items()}
     with known(kinds):
         return _compat.inductor(
-            _source(program, donated), custom_collective_ops(), checked, sources
+            _source(program, donated),
+            custom_collective_ops(),
+            checked,
+            sources,
+            last.code(kinds) if last else "",
         )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from shardfn.compile.backends import donate
 from shardfn.compile.donations import donations
-from shardfn.compile.repeats import CALL, Kind, outline
+from shardfn.compile.repeats import CALL, Kind, outline, split_last_calls
 from shardfn.runtime.stages.compiling import donated_places
 from shardfn.schedule import copied
 
@@ -49,6 +49,15 @@ def run_outlined(lowered: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Ten
 def run_calls(
     graph: torch.fx.Graph, kinds: Mapping[int, Kind], inputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The results of a program with calls of these kinds on inputs, some of which it writes to."""
+    """The results of a program with calls of these kinds on inputs, some of which it writes to,
+    its last calls after it.
+    """
+    last = split_last_calls(graph)
+    module: dict[str, Any] = {"call": lambda args: _Calling(graph, kinds).run(*args)}
+    for k, kind in enumerate(kinds.values()):
+        inside = _Calling(kind.graph, {})
+        module[f"block_{k}"] = lambda args, inside=inside: inside.run(*args)
+    if last is not None:
+        exec(last.code(kinds), module)
     with torch.no_grad():
-        return _Calling(graph, kinds).run(*inputs)
+        return [*module["call"]([*inputs])]

@@ -53,6 +53,19 @@ def generated(runner: Any) -> Generated | None:
     return Generated(code, to_align, written, constants)
 
 
+def extend(compiled: Any, code: str) -> None:
+    """Append code to the module that Inductor generated for a program, and run it there.
+
+    Args:
+        compiled: the program, whose function `call` becomes that of the code.
+        code: it defines `call` by the function of that name before.
+    """
+    module = type(compiled.compiled_fn_runner).call.__globals__
+    exec(compile(code, module["__file__"], "exec"), module)
+    compiled.source_code += code
+    compiled.current_callable = module["call"]
+
+
 OF_TORCH = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 
 
