@@ -33,6 +33,7 @@ MADE = re.compile(r"(\w+) = .+")
 BLOCK = re.compile(r"def (block_\d+)\(args\):\n(.*?)\n    return \((.*?)\)\n", re.DOTALL)
 OPERANDS = re.compile(r"(block_\d+)_args = \[(.*)\]")
 CALL = re.compile(r"(\w+) = (block_\d+)\(\w+\)")
+LAST_CALL = re.compile(r"(\w+) = (block_\d+)\(\[(.*)\]\)")
 LOOP = re.compile(r"\w+ = torch\.ops\.shardfn\.run_loop\.default\(.*\], (\d+)\)")
 
 
@@ -54,9 +55,10 @@ class _Written:
         code, inner = self.parts[-1]
         return _peak(code, _sizes(inner), self.loops)
 
-    def body(self, graph: torch.fx.Graph) -> Any:
+    def body(self, graph: torch.fx.Graph, sums: dict[int, int]) -> Any:
         """Write the code of a body. Its peak stands in the place of the function."""
-        backends.inductor(torch.fx.GraphModule(torch.nn.Module(), copied(graph)))
+        module = torch.fx.GraphModule(torch.nn.Module(), copied(graph))
+        backends.inductor(module, [*sums.values()], pairs=sums or None)
         return self.peak()
 
     def compile_loops(self, module: torch.fx.GraphModule, _: Any) -> list[Any]:
@@ -75,8 +77,13 @@ def _without_building(written: _Written) -> Iterator[None]:
         written.parts.append((code.value, graph))
         return mock.Mock(__file__="none.py", key="none", call=lambda *args: None)
 
+    def extended(_: Any, last: str) -> None:
+        code, graph = written.parts.pop()
+        written.parts.append((code + last, graph))
+
     with (
         mock.patch.object(GraphLowering, "compile_to_module", unbuilt),
+        mock.patch("shardfn._compat.inductor.extend", extended),
         mock.patch("torch._dynamo.repro.after_aot.save_graph_repro"),
         mock.patch.object(backends, "key_of", lambda *args: None),
         mock.patch.object(backends, "compile_loops", written.compile_loops),
@@ -215,11 +222,9 @@ def _lines(code: str) -> list[str]:
     blocks = {
         name: (_statements(body), _split(results)) for name, body, results in BLOCK.findall(code)
     }
-    _, _, body = code.partition("def call(")
-    body, _, _ = body.partition("\n        return (")
     lines: list[str] = []
     returned: dict[str, int] = {}  # how many results a call has, by its name
-    for line in _statements(body):
+    for line in _all_statements(code):
         if found := OPERANDS.fullmatch(line):
             operands = _split(found[2])
             lines += [f"{found[1]}_arg{k}_1 = {value}" for k, value in enumerate(operands)]
@@ -236,6 +241,28 @@ def _lines(code: str) -> list[str]:
             lines += [f"del {found[1]}_{k}" for k in range(returned[found[1]])]
         else:
             lines.append(line)
+    return lines
+
+
+def _all_statements(code: str) -> list[str]:
+    """The statements of the function that runs a program, and of the calls after it."""
+    code, _, last = code.partition("\nprogram = call\n")
+    _, _, body = code.partition("def call(")
+    body, _, rest = body.partition("\n        return (")
+    lines = _statements(body)
+    for line in _statements(last):
+        if line.endswith(" = program(args)"):
+            values = _split(rest[: rest.index("\n")])
+            made = {found[1] for x in lines if (found := MADE.fullmatch(x))}
+            lines += [f"r{k} = {value}" for k, value in enumerate(values)]
+            lines += [f"del {name}" for name in sorted(made)]
+        elif found := LAST_CALL.fullmatch(line):
+            lines += [
+                f"{found[2]}_args = [{found[3]}]",
+                f"{found[1]} = {found[2]}({found[2]}_args)",
+            ]
+        else:
+            lines.append(re.sub(r"args\[(\d+)\]", r"arg\1_1", line))
     return lines
 
 
