@@ -73,6 +73,7 @@ from .distributed.stores import (
 )
 from .distributed.strided_shards import is_in_order, span
 from .dynamo.argument_facts import READS_ARGUMENT, Asked, Facts, have_facts, stand_in
+from .dynamo.derived_flags import READS_FLAG
 from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import FUNCTION, Itself, Read, is_array_input, read_of_code
@@ -280,6 +281,7 @@ __all__ = [
     "READS_ARGUMENT",
     "READS_CONTEXT",
     "READS_GENERATOR",
+    "READS_FLAG",
     "READS_VERSION",
     "Read",
     "Rerun",

@@ -4,6 +4,7 @@ has the answers of the arguments, in each call, or is refused by name.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable
@@ -167,3 +168,42 @@ def test_no_program_keeps_its_arguments_alive() -> None:
     tree.clear()
     gc.collect()
     assert held() is None
+
+
+OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "product": lambda x: x * 2,
+    "view": lambda x: x.view(5, 1),
+    "slice": lambda x: x[1:],
+    "detached": lambda x: x.detach(),
+    "clone": lambda x: x.clone().mul_(2),
+    "integer": lambda x: x.long(),
+    "like": torch.zeros_like,
+    "split": lambda x: x.split(2)[1],
+    "itself": lambda x: x,
+    "diagonal": lambda x: x[:4].view(2, 2).diagonal(),
+}
+MODES: dict[str, Callable[[], Any]] = {
+    "as called": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+}
+
+
+@pytest.mark.parametrize("inner", MODES)
+@pytest.mark.parametrize("op", OPS)
+def test_a_computed_tensor_requires_grad_as_in_eager_torch(op: str, inner: str) -> None:
+    def fn(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        x = x * 1.0 if op == "itself" else x
+        with MODES[inner]():
+            y = OPS[op](x)
+            inside = y.requires_grad
+        flags = inside, y.requires_grad, (y * 1.0).requires_grad, y.is_leaf
+        return z * sum(2.0**k for k, flag in enumerate(flags) if flag)
+
+    one = torch.ones((), dtype=torch.float64)
+    jitted = sf.jit(fn, backend="aten")
+    for outer in (contextlib.nullcontext, torch.no_grad):
+        for is_followed in (True, False):
+            x = X.clone().requires_grad_(is_followed)
+            with outer():
+                assert jitted(x, one) == fn(x, one)

@@ -23,6 +23,7 @@ NAME = "_argument"  # of the attribute of a fake tensor
 # questions that are no name of an attribute
 IDENTITY = "which argument it is"
 PARAMETER = "whether it is an nn.Parameter"
+ENABLED = "whether gradients are enabled"
 CONSTANT = (bool, int, float, str, bytes, type(None))
 Facts = tuple[tuple[str, tuple[Any, ...]], ...]  # what was asked, and the answer of each leaf
 
@@ -36,6 +37,7 @@ QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "is_leaf": lambda x: x.is_leaf,
     "grad": _has_gradient,
     PARAMETER: lambda x: isinstance(x, torch.nn.Parameter),
+    ENABLED: lambda x: torch.is_grad_enabled(),
     IDENTITY: id,  # compared by the first leaf of each
 }
 
@@ -55,10 +57,14 @@ class Asked:
     Args:
         leaves: the arguments.
         questions: those of `QUESTIONS`, and the names of attributes.
+        is_grad_enabled: whether gradients are enabled where the function is called.
+        replayed: the part of Dynamo's graph that was run to answer for computed tensors.
     """
 
     leaves: Sequence[Any]
     questions: set[str] = attrs.field(factory=set)
+    is_grad_enabled: bool = attrs.field(factory=torch.is_grad_enabled)
+    replayed: Any = None
 
     def facts(self) -> Facts:
         """Return the answers to all that was asked."""

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from ...errors import ShardError, call_site, is_ours
 from ..tracing import has_tangent, in_dual_level, inside_transform, is_fake, read_by_dynamo
-from . import argument_facts, sizes
+from . import argument_facts, derived_flags, sizes
 from .guards import Read, outside_reads
 from .refused import refuse_attribute
 from .tensor_classes import holds_tensors
@@ -194,6 +194,8 @@ def fresh(read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: 
         return VariableTracker.build(tx, True)
     if len(args) == 1 and not is_ours(tx.f_code.co_filename):
         told = argument_facts.answer(fake, name)
+        if told is NotImplemented and argument_facts.argument_of(fake) is None:
+            told = derived_flags.answer_derived(tensor, tx, name)
         if told is not NotImplemented:
             return VariableTracker.build(tx, told)
     if tensor._size is not None and is_fake(fake):

@@ -103,6 +103,12 @@ CAUSES = (
         "that tensor as an argument of its own; a tensor that is given twice, once",
     ),
     (
+        _compat.READS_FLAG,
+        "it asks a computed tensor whether it requires grad, in inference mode or after ops that "
+        "cannot run twice",
+        "x.requires_grad of an argument; torch.no_grad() for torch.inference_mode()",
+    ),
+    (
         _compat.READS_VERSION,
         "it asks a tensor for its ._version, how often it was written to in place",
         "a number that the function counts itself",

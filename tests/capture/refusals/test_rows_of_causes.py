@@ -46,6 +46,16 @@ twice.register_fake(torch.empty_like)
 first.register_fake(lambda xs: torch.empty_like(xs[0]))
 
 
+def followed_in_inference() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            y = x.reshape(2, 3)
+        return y if y.requires_grad else 2 * y
+
+    with torch.no_grad():
+        sf.jit(fn, backend="aten")(LEAF)
+
+
 def dual(x: torch.Tensor) -> torch.Tensor:
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(forward_ad.make_dual(x, W).sin()).tangent
@@ -147,6 +157,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "of class `Generator`": jit(lambda x: x * OF_NUMPY.random()),
     "of class `RandomState`": jit(lambda x: x * OLD.rand()),
     _compat.READS_ARGUMENT: lambda: sf.jit(lambda x: x * x.grad, backend="aten")(WITH_GRADIENT),
+    _compat.READS_FLAG: followed_in_inference,
     _compat.READS_VERSION: jit(lambda x: x.clone().add_(1) * x._version),
     _compat.READS_CONTEXT: jit(lambda x: x * SETTING.get()),
     "trace_autograd_ops": jit(summed),
