@@ -94,6 +94,17 @@ def test_programs_reach_a_share_of_each_figure() -> None:
     assert card.send("all_gather", 64.0, 4) == Link(0.5, 6.4).send("all_gather", 64.0, 4)
 
 
+def test_a_limit_of_power_slows_arithmetic_alone() -> None:
+    card = attrs.evolve(NODE, power=0.5)
+    assert card.compute(1000.0, 10.0, torch.bfloat16) == 20.0
+    assert card.compute(1000.0, 10.0, torch.float32, is_attention=True) == 40.0
+    assert card.compute(1.0, 100.0, torch.bfloat16) == 10.0
+    assert card.send("all_gather", 64.0, 4) == NODE.send("all_gather", 64.0, 4)
+    assert card.peak(torch.bfloat16) == NODE.peak(torch.bfloat16)
+    with pytest.raises(sf.ShardError, match="power is 0, a int, and must be a number above 0"):
+        attrs.evolve(NODE, power=0)
+
+
 def test_a_kernel_takes_its_start_beside_its_work() -> None:
     card = attrs.evolve(NODE, launch=3.0)
     assert card.compute(1000.0, 10.0, torch.bfloat16) == 13.0

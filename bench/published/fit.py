@@ -1,34 +1,28 @@
-"""The efficiencies of the named cards, fitted on two rows of torchtitan's Table 1: the compiled
-step gives that of products of 16 bits, its float8 that of products of 8.
+"""The fraction of its rate of arithmetic that torchtitan's card reaches under its power limit, fitted
+on one row of torchtitan's Table 1: the compiled step in 16 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import attrs
 from scipy.optimize import brentq
 
-from shardfn.hardware import FITTED, H100_96GB, Efficiency
+from shardfn.hardware import H100_96GB
 
 from .llama import EIGHT, Run, line_of
 
-COMPILED, FLOAT8 = 6667, 8532  # tokens a second and GPU
+COMPILED = 6667  # tokens a second and GPU
 
 
-def fitted() -> Efficiency:
-    """Return the efficiencies at which the two rows are met. The others stay as published."""
+def fitted() -> float:
+    """Return the `power` at which the row is met. The efficiencies stay as published."""
     run = Run(EIGHT, 2)
     line = line_of(run)
 
-    def at(wanted: float, float8: bool, efficiency: Callable[[float], Efficiency]) -> Efficiency:
-        def miss(share: float) -> float:
-            card = attrs.evolve(H100_96GB, float8=float8, efficiency=efficiency(share))
-            return line.seconds(card) - run.tokens / wanted
+    def miss(power: float) -> float:
+        return line.seconds(attrs.evolve(H100_96GB, power=power)) - run.tokens / COMPILED
 
-        share: Any = brentq(miss, 0.05, 1.0, xtol=1e-4)
-        return efficiency(share)
-
-    wide = at(COMPILED, False, lambda x: attrs.evolve(FITTED, product16=x, product32=x))
-    return at(FLOAT8, True, lambda x: attrs.evolve(wide, product8=x))
+    power: Any = brentq(miss, 0.05, 1.0, xtol=1e-4)
+    return power

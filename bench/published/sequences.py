@@ -50,8 +50,10 @@ def shapes(sizes: Sizes) -> Any:
     return dict(emb=of(sizes.words, width), layers=layers, n=of(width), head=of(width, sizes.words))
 
 
-def lowered_by(cp: int, attention: str | None = None) -> tuple[Any, int]:
-    """The gradient, lowered for rank 0 of 8, and the tokens of a step."""
+def lowered_by(cp: int) -> tuple[Any, int]:
+    """The gradient, lowered for rank 0 of 8, and the tokens of a step. Attention sends keys around a
+    ring, as torch computes it block by block.
+    """
     context = CONTEXTS[cp]
     sizes = Sizes(width=4096, inner=14336, batch=RANKS // cp, context=context)
     params = shapes(sizes)
@@ -60,13 +62,13 @@ def lowered_by(cp: int, attention: str | None = None) -> tuple[Any, int]:
         mesh = sf.make_mesh((RANKS // cp, cp), AXES)
         first = {name: P(None, AXES) for name in params["layers"]}  # behind the dim of layers
         where = dict(emb=P(AXES), layers=first, n=P(AXES), head=P(AXES))
-        options: dict[str, Any] = {} if attention is None else {"attention": {"cp": attention}}
+        ring: dict[str, Any] = {"attention": {"cp": "ring"}} if cp > 1 else {}
         step = sf.shard(
             sf.bucketed_grad(loss),
             mesh,
             (where, P("dp", sf.zigzag("cp"))),
             backend="inductor",
             planner="greedy",
-            **options,
+            **ring,
         )
         return step.lower(params, tokens), sizes.batch * context

@@ -274,6 +274,7 @@ ARGUMENTS: dict[str, dict[str, Kind]] = {
         "flops8": RATE_OR_NONE,
         "launch": NUMBER,
         "efficiency": EFFICIENCY,
+        "power": SHARE,
         "float8": FLAG,
     },
     "Hardware.compute": {"flops": NUMBER, "nbytes": NUMBER, "dtype": DTYPE, "is_attention": FLAG},
