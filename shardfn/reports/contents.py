@@ -78,14 +78,15 @@ def step_of(lowered: Lowered, hardware: Hardware) -> Step:
 def _assumed(hardware: Hardware, axes: MeshAxes) -> str:
     """Return what a model of hardware takes its devices and links to reach."""
     share, physical = hardware.efficiency, physical_links(hardware, axes)
+    products, attention = (hardware.power * x for x in (share.product16, share.attention))
     where = {NODE: "within a node", NETWORK: "between nodes"}
     links = [
         f"{name} sends {where[physical[name]]}, {link.bandwidth / 1e9:.0f} GB/s"
         for name, link in hardware.links(axes).items()
     ]
     return (
-        f"Assumed: products reach {share.product16:.0%} of the device's peak, attention "
-        f"{share.attention:.0%}, memory traffic {share.memory:.0%}; {'; '.join(links)}."
+        f"Assumed: products reach {products:.0%} of the device's peak, attention "
+        f"{attention:.0%}, memory traffic {share.memory:.0%}; {'; '.join(links)}."
     )
 
 
