@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables, and write them to the page."""
     parser = argparse.ArgumentParser(prog="python -m bench.published")
     parser.add_argument("--only", default="", help="rows whose name contains this text")
-    parser.add_argument("--fit", action="store_true", help="fit the power of the card, and print it")
+    parser.add_argument("--fit", action="store_true", help="fit the power of the card")
     parser.add_argument("--write", action="store_true", help=f"write the tables to {PAGE}")
     args = parser.parse_args(argv)
     if args.fit:

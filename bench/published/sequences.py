@@ -51,8 +51,8 @@ def shapes(sizes: Sizes) -> Any:
 
 
 def lowered_by(cp: int) -> tuple[Any, int]:
-    """The gradient, lowered for rank 0 of 8, and the tokens of a step. Attention sends keys around a
-    ring, as torch computes it block by block.
+    """The gradient, lowered for rank 0 of 8, and the tokens of a step. Attention sends keys around
+    a ring, as torch computes it block by block.
     """
     context = CONTEXTS[cp]
     sizes = Sizes(width=4096, inner=14336, batch=RANKS // cp, context=context)
