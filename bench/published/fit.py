@@ -1,5 +1,5 @@
-"""The fraction of its rate of arithmetic that torchtitan's card reaches under its power limit. It is
-fitted on one row of torchtitan's Table 1: the compiled step in 16 bits.
+"""The fraction of its rate of arithmetic that torchtitan's card reaches under its power limit. It
+is fitted on one row of torchtitan's Table 1: the compiled step in 16 bits.
 """
 
 from __future__ import annotations
