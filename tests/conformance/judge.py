@@ -13,6 +13,7 @@ import shardfn as sf
 from conformance.calls import Call
 from shardfn import _tree
 from shardfn.capture import Arguments, Captured, capture
+from shardfn.capture.rewrites.as_strided import refuse_unstrided
 from shardfn.errors import ShardError
 from shardfn.partition import Plan, layout, plan, propagate
 from shardfn.types import MeshPlacements
@@ -181,7 +182,10 @@ def merged(
 
 
 def captured(fn: Callable[..., Any], call: Call, *args: Any) -> Captured:
-    return capture(fn, call.name, Arguments.of(args, {}, _tree.paths((args, {}))))
+    """A call as the public transforms capture it."""
+    arguments = Arguments.of(args, {}, _tree.paths((args, {})))
+    refuse_unstrided(call.name, arguments.leaves, arguments.paths)
+    return capture(fn, call.name, arguments)
 
 
 def placements(ready: Ready, sizes: tuple[int, ...]) -> Iterator[list[MeshPlacements]]:
