@@ -64,6 +64,7 @@ SHARED = (
     "the value",
 )
 
+BRANCHES = "Data-dependent branching"
 # torch's text -> the problem for the user, and the suggestion.
 CAUSES = (
     (_compat.NO_DERIVATIVE, *CUSTOM_OP),
@@ -73,7 +74,7 @@ CAUSES = (
         "the function changes an object outside of itself: {places}",
         "return the new value instead of storing it",
     ),
-    ("Data-dependent branching", "it branches on a tensor's value", "torch.where(condition, a, b)"),
+    (BRANCHES, "it branches on a tensor's value", "torch.where(condition, a, b)"),
     (_compat.MAKES_DTENSOR, tensor_subclasses.DTENSOR, tensor_subclasses.FIX),
     (_compat.WITHOUT_SHAPE, "it reads a parameter that has no shape yet", SHAPED),
     (
@@ -282,6 +283,9 @@ def cause_in_tables(
     text = str(error)
     frames = list(getattr(error, "real_stack", None) or ())
     if row := row_of_error(frames, text):
+        return row
+    files = "\n".join(frame.filename for frame in frames)
+    if BRANCHES in text and (row := data_dependent.cause_in_file(files)):
         return row
     for sign, got, fix in CAUSES:
         if sign in text:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import distributions as D
 from torch.nn.utils import rnn
 from torch.testing._utils import wrapper_set_seed
 
@@ -200,6 +201,10 @@ OF_FILES: dict[str, list[Callable[[Any], Any]]] = {
     "torch/nn/modules/batchnorm.py": [
         lambda x: NORM(x.reshape(3, 2)),
         torch.nn.Sequential(torch.nn.Unflatten(0, (3, 2)), NORM),
+    ],
+    "torch/distributions/von_mises.py": [lambda x: D.VonMises(x, x + 1).sample()],
+    "torch/distributions/wishart.py": [
+        lambda x: D.Wishart(x[:1].sum() + 5, torch.eye(3, dtype=x.dtype)).sample()
     ],
 }
 OF_RANKS = {
