@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from ... import _compat
+from ...ops.placement import ALIGN
 from ...types import PARTIAL_KINDS, MeshPlacements
 from .. import rules
 from ..rule_api.check_strategies import strategies_of
@@ -99,8 +100,12 @@ class Ahead:
 
     def choices_of(self, reader: Node) -> Choices:
         """Ask the rule of a reader for its strategies; none for a prim or an op with several
-        results.
+        results. A gradient is placed as its parameter.
         """
+        if reader.target is ALIGN:
+            gradient, parameter, _ = reader.args
+            dims = ("R", *range(reader.meta["val"].dim()))
+            return [(((d, d), (d,)), [gradient, parameter]) for d in dims]
         is_op = isinstance(reader.target, _compat.OpOverload)
         has_one_result = isinstance(reader.meta.get("val"), torch.Tensor)
         if not is_op or reader.target.namespace == "shardfn" or not has_one_result:

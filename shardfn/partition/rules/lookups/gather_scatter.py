@@ -34,14 +34,16 @@ def embedding(call: OpCall) -> list[Choice]:
 
 
 def embedding_backward(call: OpCall) -> list[Choice]:
-    """Shard an embedding's backward; sharding an index dim gives a Partial sum."""
+    """Shard an embedding's backward over columns, over rows of the table, or over an index dim,
+    which gives a Partial sum.
+    """
     grad, index = call.ins
     last = grad.dim() - 1
     choices = [replicated(call), ((last, "R"), (1,))]
     if call.arg(4, "scale_grad_by_freq", False):
         return choices
     lookups: list[Choice] = [((d, d), ("sum",)) for d in range(index.dim())]
-    return [*choices, *lookups, (("sum", "R"), ("sum",))]
+    return [*choices, *lookups, (("sum", "R"), ("sum",)), (("R", "R"), (0,))]
 
 
 def _same_sizes(call: OpCall, *positions: int) -> list[int]:
@@ -187,6 +189,28 @@ def lower_embedding(
     return zeros_elsewhere(b, hit_rows, rows)
 
 
+def lower_embedding_backward(b: Builder, args: list[Any], out: LocalShard) -> Any:
+    """Sum the gradients of the rows of this rank's shard; a rank without rows has one for a moment,
+    as torch takes no index into none.
+    """
+    op = aten.embedding_dense_backward.default
+    if not out.is_sharded(0):
+        return b.call(op, *args)
+    grad, index, _, padding, by_frequency = args
+    hit, shifted = hits(b, out, 0, index)
+    if padding >= 0:
+        is_other = b.call(aten.ne.Scalar, index, padding)
+        hit = b.call(aten.logical_and.default, hit, is_other)
+    hit_rows = b.call(aten.unsqueeze.default, hit, -1)
+    own = zeros_elsewhere(b, hit_rows, grad)
+    inside = b.call(aten.mul.Tensor, shifted, hit)
+    rows = out.local_shape[0]
+    if rows:
+        return b.call(op, own, inside, rows, -1, by_frequency)
+    single = b.call(op, own, inside, 1, -1, by_frequency)
+    return b.contiguous(b.call(aten.slice.Tensor, single, 0, 0, 0))
+
+
 def lower_gather(
     b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard]
 ) -> Any:
@@ -297,7 +321,9 @@ TABLE: dict[object, Op] = {
     aten.searchsorted.Tensor: Op(looked_up, numbered_dims=no_dims),
     aten.bucketize.Tensor: Op(looked_up, numbered_dims=no_dims),
     aten.embedding.default: Op(embedding, lower=lower_embedding, numbered_dims=rows_dim),
-    aten.embedding_dense_backward.default: Op(embedding_backward, numbered_dims=no_dims),
+    aten.embedding_dense_backward.default: Op(
+        embedding_backward, lower_at=lower_embedding_backward, numbered_dims=no_dims
+    ),
     aten.gather.default: along_dim(gather, lower=lower_gather),
     aten.scatter.value: along_dim(scatter, lower=lower_scatter(aten.scatter.value)),
     aten.scatter.src: along_dim(scatter, lower=lower_scatter(aten.scatter.src)),

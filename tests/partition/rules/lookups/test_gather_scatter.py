@@ -6,6 +6,8 @@ import pieces
 import pytest
 import torch
 
+import shardfn as sf
+from shardfn import P
 from tests.support.stages.rule_proofs import choices
 
 aten = torch.ops.aten
@@ -30,6 +32,28 @@ def test_a_table_cut_over_two_axes_is_read_and_written_at_its_own_offset(name: s
     op = pieces.OneOp(target, args, {})
     rest = [("R", "R")] * (len(op.tensors) - 1)
     op.prove([(0, 0), *rest], [(made, made)], (2, 2))
+
+
+@pytest.mark.parametrize("padding", [-1, 0, 3])
+def test_the_gradient_of_a_table_over_two_axes_is_made_where_its_rows_are(padding: int) -> None:
+    """Also for a rank without rows, and where an index repeats."""
+    index = torch.tensor([4, 0, 4, 3])
+    for rows, sizes in ((5, (2, 2)), (5, (2, 3))):
+        args = (TABLE[:4], index, rows, padding, False)
+        op = pieces.OneOp(aten.embedding_dense_backward.default, args, {})
+        op.prove([("R", "R")] * 2, [(0, 0)], sizes)
+
+
+def test_no_rank_makes_the_gradient_of_rows_of_other_ranks() -> None:
+    def loss(table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(at, table).square().sum()
+
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        step = sf.shard(sf.value_and_grad(loss), mesh, (P("tp"), P("dp")))
+        graph = step.lower(TABLE.repeat(2, 1), ROWS.repeat(2)).program.graph
+    (node,) = graph.find_nodes(op="call_function", target=aten.embedding_dense_backward.default)
+    assert node.meta["val"].shape == (5, 2)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
