@@ -14,6 +14,12 @@ from . import aten_trace
 from .control_flow.flat_tensors import is_float
 
 
+@_compat.constant_in_graph
+def is_followed() -> bool:
+    """Whether autograd follows the call that is captured, and is to read derivatives."""
+    return aten_trace.known_derivatives() is not None
+
+
 @_compat.keep_in_graph
 def with_known_derivative(
     value: torch.Tensor,
@@ -22,9 +28,9 @@ def with_known_derivative(
     parameters: list[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Return value, others and gradients. Dynamo traces all of them as one call, and `replayed`
-    gives them their derivatives.
+    gives them their derivatives. Each is a new tensor, which `of_trees` tells from the one before.
     """
-    return [value, *others, *gradients]
+    return [x.view_as(x) for x in (value, *others, *gradients)]
 
 
 def replayed(

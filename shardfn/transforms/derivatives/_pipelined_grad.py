@@ -13,7 +13,7 @@ import torch
 
 from ... import _compat, _tree
 from ...argnums import Argnums, check_argnums, is_number
-from ...capture.pipelined_values import with_known_derivative
+from ...capture.pipelined_values import is_followed, with_known_derivative
 from ...errors import ShardError
 from ...ops.text_formats import print_record
 from ...pipelines import Schedule
@@ -51,24 +51,35 @@ class PipelinedGrad(BucketedGrad):
             value, aux, gradients = self.found(inside, kwargs)
             return _added(sums, gradients), (value, as_tensors(aux))
 
-        zeros = [torch.zeros_like(x) for x in parameters]
-        sums, (values, auxes) = pipelined(step, zeros, columns, self.pipeline)
+        sums, (values, auxes) = pipelined(step, _zeros(parameters), columns, self.pipeline)
         found = (values.sum() / k, auxes if self.has_aux else None, _divided(sums, k))
-        value, aux, gradients = self.placed(found, args, wishes)
-        others, own = _tree.tensors(aux), _tree.tensors(gradients)
-        value, *rest = with_known_derivative(value, others, own, parameters)
-        aux = _tree.with_tensors(aux, rest[: len(others)])
-        gradients = _tree.with_tensors(gradients, rest[len(others) :])
-        return self.returned(value, aux, gradients)
+        placed = self.placed(found, args, wishes)
+        return self.returned(*(_followed(*placed, parameters) if is_followed() else placed))
 
     def options(self) -> Any:
         own = (self.microbatches, self.batch_argnums, self.pipeline)
         return (*super().options(), *own)
 
 
+def _followed(
+    value: torch.Tensor, aux: Any, gradients: Any, parameters: list[torch.Tensor]
+) -> tuple[torch.Tensor, Any, Any]:
+    """Results of which autograd follows the value, whose derivative are the gradients."""
+    others, own = _tree.tensors(aux), _tree.tensors(gradients)
+    value, *rest = with_known_derivative(value, others, own, parameters)
+    aux = _tree.with_tensors(aux, rest[: len(others)])
+    return value, aux, _tree.with_tensors(gradients, rest[len(others) :])
+
+
 def _stacked(x: torch.Tensor, k: int) -> torch.Tensor:
     """A batch as k microbatches along a new first dim: rows i, i + k, i + 2k, ... are the i-th."""
     return x.reshape(x.shape[0] // k, k, *x.shape[1:]).transpose(0, 1)
+
+
+@_compat.keep_in_graph
+def _zeros(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The sums before the first term. Dynamo traces all of them as one call."""
+    return [torch.zeros_like(x) for x in xs]
 
 
 @_compat.keep_in_graph
