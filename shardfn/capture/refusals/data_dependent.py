@@ -111,6 +111,7 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("Attempted to vmap over `mask` in torch.masked_select", None),
     ("Batching rule not implemented for aten::equal", None),
     ("data is not allocated yet", None),
+    ("Cannot access data pointer of Tensor that doesn't have storage", None),
     ("(Size-like symbols: u", None),  # the size of a result
     ("Could not guard on data-dependent expression", BRANCH),
     ("Could not extract specialized integer", NUMBER),
