@@ -80,6 +80,7 @@ def split_last_calls(program: torch.fx.Graph) -> LastCalls | None:
     Returns:
         The calls; None if there are none.
     """
+    output: Any
     (output,) = program.find_nodes(op="output")
     results = list(output.args[0])
     calls, copies = _last_calls(program, results)
@@ -96,12 +97,12 @@ def split_last_calls(program: torch.fx.Graph) -> LastCalls | None:
     return LastCalls(len(naming.returned), tuple(call_rows), tuple(copy_rows), names)
 
 
-def _last_calls(program: torch.fx.Graph, results: Sequence[Any]) -> tuple[list[Node], list[Node]]:
+def _last_calls(program: torch.fx.Graph, results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the calls that may run after the program, but the first of each kind; and the copies
     into inputs that must follow them.
     """
-    calls = program.find_nodes(op="call_function", target=CALL)
-    copies = program.find_nodes(op="call_function", target=COPY)
+    calls: Sequence[Any] = program.find_nodes(op="call_function", target=CALL)
+    copies: Sequence[Any] = program.find_nodes(op="call_function", target=COPY)
     writes = Counter(memory_of(node) for call in calls for node in call.args[1])
     writes.update(memory_of(copy.args[0]) for copy in copies)
     returned = Counter(x for x in results if isinstance(x, Node))
@@ -137,7 +138,7 @@ def _last_calls(program: torch.fx.Graph, results: Sequence[Any]) -> tuple[list[N
     return found, [x for x in late.values() if not inside.isdisjoint(x.args)]
 
 
-def _may_be_late(copy: Node) -> bool:
+def _may_be_late(copy: Any) -> bool:
     """Return whether a copy into an input costs as much at the end: of a call's result, which is
     never computed in place, or of a number. A copy of an input is none, which may be written to.
     """
@@ -162,7 +163,7 @@ class _Naming:
         self.returned: list[Any] = []  # by the program
         self.of_returned: dict[Node, str] = {}
 
-    def call(self, k: int, call: Node) -> tuple[int, tuple[str, ...]]:
+    def call(self, k: int, call: Any) -> tuple[int, tuple[str, ...]]:
         """Name what a call reads, and what it computes."""
         read, into, number = call.args
         operands = tuple(map(self.operand, (*read, *into)))
@@ -170,7 +171,7 @@ class _Naming:
         self.computed.update({x: self.inputs[x] for x in into})
         return number, operands
 
-    def copy(self, copy: Node) -> tuple[str, str]:
+    def copy(self, copy: Any) -> tuple[str, str]:
         """Name what a copy writes to, and what it reads."""
         into, source = copy.args
         self.computed[copy] = self.inputs[into]

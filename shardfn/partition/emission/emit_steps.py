@@ -61,8 +61,9 @@ def emit(
         here = None if axis is None else coordinates[axis]
         for number, step in enumerate(plan.steps):
             if step.coordinate in (None, here):
-                is_here = axis is not None and step.coordinate is not None
-                b.first = _first_at(b, axis) if is_here else first
+                b.first = first
+                if axis is not None and step.coordinate is not None:
+                    b.first = _first_at(b, axis)
                 b.about = {**_about(step), "step": number}
                 EMIT[type(step)](b, step, shards)
                 _note_slots(step.made, shards)

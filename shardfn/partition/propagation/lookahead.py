@@ -5,6 +5,7 @@ strategies of equal cost.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -103,9 +104,9 @@ class Ahead:
         results. A gradient is placed as its parameter.
         """
         if reader.target is ALIGN:
-            gradient, parameter, _ = reader.args
-            dims = ("R", *range(reader.meta["val"].dim()))
-            return [(((d, d), (d,)), [gradient, parameter]) for d in dims]
+            nodes = arguments(reader)  # the gradient and the parameter
+            dims: list[Any] = ["R", *range(reader.meta["val"].dim())]
+            return [(((d, d), (d,)), nodes) for d in dims]
         is_op = isinstance(reader.target, _compat.OpOverload)
         has_one_result = isinstance(reader.meta.get("val"), torch.Tensor)
         if not is_op or reader.target.namespace == "shardfn" or not has_one_result:
