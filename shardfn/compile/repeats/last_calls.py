@@ -5,7 +5,7 @@ updates of an optimizer. They run after the compiled program, so Inductor need n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -105,6 +105,7 @@ def _last_calls(program: torch.fx.Graph, results: Sequence[Any]) -> tuple[list[A
     copies: Sequence[Any] = program.find_nodes(op="call_function", target=COPY)
     writes = Counter(memory_of(node) for call in calls for node in call.args[1])
     writes.update(memory_of(copy.args[0]) for copy in copies)
+    inputs = set(program.find_nodes(op="placeholder"))
     returned = Counter(x for x in results if isinstance(x, Node))
     memories = Counter(memory_of(x) for x in results if isinstance(x, Node) and x not in copies)
 
@@ -116,7 +117,7 @@ def _last_calls(program: torch.fx.Graph, results: Sequence[Any]) -> tuple[list[A
     late = {
         copy.args[0]: copy
         for copy in copies
-        if is_alone(copy.args[0], copy, 0) and _may_be_late(copy)
+        if is_alone(copy.args[0], copy, 0) and _may_be_late(copy, inputs)
     }
     compiled = set()
     found = []
@@ -138,12 +139,12 @@ def _last_calls(program: torch.fx.Graph, results: Sequence[Any]) -> tuple[list[A
     return found, [x for x in late.values() if not inside.isdisjoint(x.args)]
 
 
-def _may_be_late(copy: Any) -> bool:
+def _may_be_late(copy: Any, inputs: Collection[Node]) -> bool:
     """Return whether a copy into an input costs as much at the end: of a call's result, which is
     never computed in place, or of a number. A copy of an input is none, which may be written to.
     """
     source = copy.args[1]
-    if memory_of(source) in copy.graph.find_nodes(op="placeholder"):
+    if memory_of(source) in inputs:
         return False
     is_of_call = source.target is getitem and source.args[0].target is CALL
     return is_of_call or source.meta["val"].numel() == 1
