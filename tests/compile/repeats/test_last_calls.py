@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import shardfn as sf
 from shardfn import _compat, _tree
-from shardfn.compile.repeats import CALL, split_last_calls
-from tests.support.outlined import outlined, run_outlined
+from shardfn.compile.repeats import CALL, outline, split_last_calls
+from tests.support.outlined import outlined, run_calls, run_outlined
 
 COPIES = 6
 D = 5
@@ -108,6 +109,20 @@ def test_donated_counts_that_are_exchanged_are_right() -> None:
     wanted = fn(counts, states())
     got = sf.jit(fn, donate_argnums=0)(tuple(x.clone() for x in counts), states())
     torch.testing.assert_close(got, wanted)
+
+
+def test_a_number_that_is_copied_of_an_input_is_copied_before_the_program_writes_to_it() -> None:
+    def fn(count: torch.Tensor, many: torch.Tensor, *state: torch.Tensor) -> list[torch.Tensor]:
+        new = [block(w, count) for w in state]
+        count.copy_(many[0])
+        many.copy_(many * 2)
+        return [*new, count, many]
+
+    values = [torch.tensor(3.0, dtype=torch.float64), rows(7, D), *states()]
+    graph, kinds = outline(make_fx(fn, tracing_mode="fake")(*values).graph)
+    wanted = fn(*(x.clone() for x in values))
+    got = run_calls(graph, kinds, [x.clone() for x in values])
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
 
 
 def test_two_kinds_have_last_calls() -> None:
