@@ -37,10 +37,12 @@ def chunks(x: torch.Tensor, dim: int, unit: int, n: int) -> list[torch.Tensor]:
     """n chunks of a dim, in whole units, as torch.chunk makes them; the last ones may be empty."""
     units = x.shape[dim] // unit
     assert units * unit == x.shape[dim], f"{x.shape[dim]} is no multiple of {unit}"
-    rows = torch.arange(x.shape[dim]).view(units, unit)
-    found = [r.flatten() for r in rows.chunk(n)] if units else []
-    found += [torch.arange(0)] * (n - len(found))
-    return [x.index_select(dim, r) for r in found]
+    size = -(-units // n)
+    ends = [unit * min(k * size, units) for k in range(n + 1)]
+    return [
+        x.narrow(dim, start, end - start).clone(memory_format=torch.contiguous_format)
+        for start, end in itertools.pairwise(ends)
+    ]
 
 
 def with_halo(
