@@ -76,7 +76,7 @@ def _sparing(x: SentByLine, reason: Reason) -> str:
     """Return a change that spares collectives, with what they are."""
     waits = f", for which a rank waits {human_seconds(x.exposed)}" if x.exposed else ""
     spared = f"{x}{x.place}, {human_seconds(x.seconds)}{waits}"
-    return f"{reason.instead}. With it, {reason.saves}. It spares {spared}"
+    return f"{reason.instead}. With it, {reason.saves}. Among what it spares: {spared}"
 
 
 def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: str) -> str:
@@ -94,7 +94,7 @@ def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: s
     reason = reasons[longest]
     why = f" ({reason.why})" if reason.why else ""
     fewer = f"fewer ranks on {longest.axis}, or a larger batch, hide more of it"
-    constraint = f"try {reason.instead}; its gain is not planned" if reason.instead else ""
+    constraint = f"try {reason.instead}; its gain is not estimated" if reason.instead else ""
     return (
         f"Look first at {longest}{longest.place}, for which a rank waits "
         f"{human_seconds(longest.exposed)}{why}: {constraint or fewer}."

@@ -31,19 +31,22 @@ class Reason:
         why: they are sent.
         instead: the placements with which they are not sent, or a constraint to try; empty if none
             is known.
+        changes: all of those placements, the largest values first.
         saves: what the step lowered with the placements saves; empty for a constraint.
         seconds: that such a step takes less.
         is_asked: whether a placement asks for them, as that of a parameter which is gathered to
             be used.
-        lines: those of the members of a bucket, which has none of its own.
+        lines: where the members of buckets are read, or the values of collectives without a line
+            are made, each with its share of the bytes.
     """
 
     why: str
     instead: str = ""
+    changes: tuple[str, ...] = ()
     saves: str = ""
     seconds: float = 0.0
     is_asked: bool = False
-    lines: tuple[str, ...] = ()
+    lines: Mapping[str, float] = attrs.field(factory=dict, hash=False)
 
 
 @attrs.frozen
@@ -91,13 +94,18 @@ class SentByLine:
         """The arguments whose gradients they carry, as text."""
         paths = [*dict.fromkeys(map(general, self.leaves))]
         others = len(paths) - SHOWN
-        more = [f"{others} others"] if others > 0 else []
+        more = [others_of(others)] if others > 0 else []
         return ", ".join([*paths[:SHOWN], *more])
 
     def __str__(self) -> str:
         times = f"{self.count} x " if self.count > 1 else ""
         op = f" {self.op}" if self.op else ""
         return f"{times}{self.kind}{op} over {self.axis}"
+
+
+def others_of(n: int) -> str:
+    """Return what stands for n items that a text leaves out."""
+    return "1 other" if n == 1 else f"{n} others"
 
 
 def sent_by_line(
@@ -196,7 +204,7 @@ def collective_rows(
             "source": strings.number(x.source),
             "module": strings.number(x.module),
             "asked": strings.number(_asked(x, reason)),
-            "lines": [strings.number(line) for line in reason.lines],
+            "lines": [[strings.number(line), share] for line, share in reason.lines.items()],
             "count": x.count,
             "nbytes": x.nbytes,
             "seconds": x.seconds,
@@ -204,7 +212,7 @@ def collective_rows(
             "buckets": list(x.buckets),
             "carries": strings.number(x.carries),
             "why": strings.number(reason.why),
-            "instead": strings.number(reason.instead),
+            "instead": [strings.number(x) for x in reason.changes or [reason.instead] if x],
             "saves": strings.number(reason.saves),
         }
         rows.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -114,9 +115,11 @@ def summary_of(step: Step, reasons: Mapping[SentByLine, Reason]) -> Summary:
     program, times = step.programs[0], step.times
     arithmetic = sum(map(_arithmetic, times, step.programs))
     parts = {ARITHMETIC: arithmetic, TRAFFIC: sum(time.compute for time in times) - arithmetic}
+    sends = collections.defaultdict[str, float](float)
     for x in step.sent:
         name = communication_over(x.axis)
         parts[name] = parts.get(name, 0.0) + x.exposed
+        sends[x.axis] += x.seconds
     parts[BUBBLE] = sum(time.bubble for time in times)
     summary = Summary(
         name=program.name,
@@ -124,6 +127,7 @@ def summary_of(step: Step, reasons: Mapping[SentByLine, Reason]) -> Summary:
         hardware=times[0].hardware,
         total=sum(time.total for time in times),
         parts=parts,
+        sends=sends,
         peak=step.memory.peak,
         holder=step.holder,
         capacity=times[0].capacity,

@@ -38,6 +38,7 @@ function seconds(x) {
 
 const share = (part, whole) => (whole ? Math.round((100 * part) / whole) : 0) + "%";
 const plural = (n, noun) => n.toLocaleString("en") + " " + noun + (n === 1 ? "" : "s");
+const PLACE = contents.collectives.some((row) => row.module) || contents.memory.alive.some((row) => row.module) ? "Module and line" : "Line";
 const baseName = (line) => line.slice(line.lastIndexOf("/") + 1);
 const colour = (k) => `var(--c${k % COLOURS})`;
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -135,7 +136,8 @@ function drawStep() {
   lines.append(...s.sentences.map((sentence) => element("p", {}, sentence)));
   const tile = (name, value, note) => element("div", {}, element("dt", {}, name),
     element("dd", {}, value, element("small", {}, note)));
-  const room = s.capacity ? `${share(s.peak, s.capacity)} of ${bytes(s.capacity)}` : "the device's is not known";
+  const spare = s.fits ? `, ${bytes(s.capacity - s.peak)} to spare` : "";
+  const room = s.capacity ? `${share(s.peak, s.capacity)} of ${bytes(s.capacity)}${spare}` : "the device's is not known";
   byId("tiles").append(
     tile("Time of a step", seconds(s.total), `on ${contents.hardware}`),
     tile("Peak of memory", bytes(s.peak), room),
@@ -179,7 +181,7 @@ function drawMemory() {
     swatched(colour(row.kind), m.kinds[row.kind]), code(text(row.name)), code(`${text(row.dtype)}[${row.shape.join(", ")}]`),
     counted(row.count), sized(row.nbytes), figure(row.nbytes, share(row.nbytes, m.peak)), place(row.source, row.module)]);
   byId("alive").append(...table("Tensors at the peak, of a rank: shapes are local",
-    [["Kind", ""], ["Tensor", "wide"], ["Local shape", "where"], ["Count", "n"], ["Bytes", "n"], ["Share", "n"], ["Module and line", "where"]],
+    [["Kind", ""], ["Tensor", "wide"], ["Local shape", "where"], ["Count", "n"], ["Bytes", "n"], ["Share", "n"], [PLACE, "where"]],
     rows, { filter: "Find a tensor" }));
   if (m.left_out_rows) byId("alive").append(element("p", { class: "note" },
     `${plural(m.left_out_rows, "smaller row")} left out, ${bytes(m.left_out)} in all.`));
@@ -253,10 +255,13 @@ function peakOf(m) {
   for (const row of m.alive) sums.set(row.kind, (sums.get(row.kind) ?? 0) + row.nbytes);
   const kinds = [...sums].sort((a, b) => b[1] - a[1]).map(([kind, n]) => `${bytes(n)} of ${m.kinds[kind]}`);
   const at = placed({ source: m.at, module: m.module });
-  const [first] = m.alive;
-  const largest = first ? ` The largest: ${text(first.name)}${placed(first) ? ` at ${placed(first)}` : ""}, ${bytes(first.nbytes)}.` : "";
+  const lines = new Map();
+  for (const row of m.alive) lines.set(row.source, (lines.get(row.source) ?? 0) + row.nbytes);
+  lines.delete(0);
+  const most = [...lines].sort((a, b) => b[1] - a[1]).slice(0, 2).map(([line, n]) => `${baseName(text(line))} (${bytes(n)})`);
+  const made = most.length ? ` Most of it is made at ${most.join(" and ")}.` : "";
   const whose = m.holder ? ` on the rank at ${m.holder}, which holds most` : "";
-  return `The peak${whose} is ${bytes(m.peak)}${at ? `, at ${at}` : ""}: ${kinds.join(", ")}.${largest}`;
+  return `The peak${whose} is ${bytes(m.peak)}${at ? `, at ${at}` : ""}: ${kinds.join(", ")}.${made}`;
 }
 
 // The forward, the backward and what follows, as [from, to, name]; nothing without a backward. Where
@@ -282,34 +287,35 @@ function drawCollectives() {
     sized(row.nbytes), counted(row.count), timed(row.seconds), timed(row.exposed),
     element("span", { class: text(row.asked) === "implicit" ? "tag warn" : "tag plain" }, text(row.asked)),
     sentFrom(row)]);
-  const details = contents.collectives.map((row) => (row.why || row.instead ? remedy(row) : null));
+  const details = contents.collectives.map((row) => (row.why || row.instead.length ? remedy(row) : null));
   if (!rows.length) {
     byId("sent").append(element("p", {}, "Ranks send each other nothing."));
     return;
   }
   byId("sent").append(element("p", {}, mostSent()));
   byId("sent").append(...table("Collectives of a step by line, the longest wait first; bytes are the payload of a rank: of a gather what it has afterwards",
-    [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"], ["Asked by", ""], ["Module and line", "where"]],
+    [["Collective", "wide"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"], ["Asked by", ""], [PLACE, "where"]],
     rows, { filter: "Find a collective", details }));
   drawSentByLine();
 }
 
-// The collectives of each line. Those of a bucket count for the lines of its members.
+// The lines of collectives, with their shares of the bytes: those that a bucket's members are read at, or its own.
+const linesOf = (row) => (row.lines.length ? row.lines : [[row.source, 1]]);
+
 function drawSentByLine() {
   const sums = new Map();
   for (const row of contents.collectives) {
-    const lines = row.source ? [row.source] : row.lines.length ? row.lines : [0];
-    for (const line of lines) {
-      const sum = sums.get(line) ?? { nbytes: 0, count: 0, seconds: 0, exposed: 0 };
-      sum.count += row.count;
-      for (const name of ["nbytes", "seconds", "exposed"]) sum[name] += row[name] / lines.length;
+    for (const [line, part] of linesOf(row)) {
+      const sum = sums.get(line) ?? { nbytes: 0, gathered: 0, seconds: 0, exposed: 0 };
+      for (const name of ["nbytes", "seconds", "exposed"]) sum[name] += row[name] * part;
+      if (text(row.kind) === "all_gather") sum.gathered += row.nbytes * part;
       sums.set(line, sum);
     }
   }
   const rows = [...sums].sort(([, a], [, b]) => b.nbytes - a.nbytes).map(([line, sum]) => [
-    place(line, 0), sized(sum.nbytes), counted(sum.count), timed(sum.seconds), timed(sum.exposed)]);
+    place(line, 0), sized(sum.nbytes), sized(sum.gathered), timed(sum.seconds), timed(sum.exposed)]);
   byId("sent-by-line").append(...table("Collectives of a line, the most bytes first",
-    [["Line", "where"], ["Bytes", "n"], ["Count", "n"], ["Time", "n"], ["Exposed", "n"]], rows, { filter: "Find a line" }));
+    [["Line", "where"], ["Bytes", "n"], ["Gathered", "n"], ["Time", "n"], ["Exposed", "n"]], rows, { filter: "Find a line" }));
 }
 
 function mostSent() {
@@ -322,17 +328,15 @@ function mostSent() {
   return `${plural(s.collectives, "collective")} of a rank carry ${bytes(s.nbytes)}. Most bytes: ${named(largest)}, ${bytes(largest.nbytes)}.${mostGathered(all)}${waits}`;
 }
 
-// The module and line whose values are gathered most, over all axes.
+// The line whose values are gathered most, over all axes.
 function mostGathered(all) {
   const sums = new Map();
-  for (const row of all) {
-    if (text(row.kind) !== "all_gather") continue;
-    const origin = placed(row) || text(row.carries);
-    sums.set(origin, (sums.get(origin) ?? 0) + row.nbytes);
+  for (const row of all.filter(({ kind }) => text(kind) === "all_gather")) {
+    for (const [line, part] of linesOf(row)) sums.set(line, (sums.get(line) ?? 0) + row.nbytes * part);
   }
   if (!sums.size) return " Nothing is gathered.";
-  const [origin, size] = [...sums].reduce((a, b) => (b[1] > a[1] ? b : a));
-  return ` Gathered most: ${bytes(size)} for ${origin}.`;
+  const [line, size] = [...sums].reduce((a, b) => (b[1] > a[1] ? b : a));
+  return ` Gathered most: ${bytes(size)} for ${line ? baseName(text(line)) : "no line"}.`;
 }
 
 function placed(row) {
@@ -343,23 +347,25 @@ function placed(row) {
 
 function sentFrom(row) {
   const cell = row.source || row.module ? place(row.source, row.module) : element("span");
-  if (!row.buckets.length) return row.source || row.module ? cell : element("span", {}, "no line");
-  const last = row.buckets[row.buckets.length - 1];
-  const numbers = row.buckets.length > 1 ? `buckets ${row.buckets[0]} to ${last}` : `bucket ${last}`;
-  if (cell.childNodes.length) cell.append(element("br"));
-  cell.append(element("small", {}, `${numbers}: ${text(row.carries)}`));
-  const shown = row.lines.slice(0, 3).map((line) => baseName(text(line)));
+  const add = (said) => {
+    if (cell.childNodes.length) cell.append(element("br"));
+    cell.append(element("small", {}, said));
+  };
+  if (row.buckets.length) add(`${plural(row.buckets.length, "bucket")}: ${text(row.carries)}`);
+  const shown = row.lines.slice(0, 3).map(([line, part]) => `${baseName(text(line))} (${bytes(part * row.nbytes)})`);
   const others = row.lines.length - shown.length;
-  if (shown.length) cell.append(element("br"),
-    element("small", {}, `${text(row.kind) === "all_gather" ? "read at" : "gradients of"} ${shown.join(", ")}${others ? ` and ${plural(others, "other line")}` : ""}`));
+  const verb = !row.buckets.length ? "made at" : text(row.kind) === "all_gather" ? "read at" : "gradients of what is read at";
+  if (shown.length) add(`${verb} ${shown.join(", ")}${others ? ` and ${plural(others, "other line")}` : ""}`);
+  if (!cell.childNodes.length) cell.append("no line");
   return cell;
 }
 
 function remedy(row) {
   const cell = element("span", {}, text(row.why));
-  if (!row.instead) return cell;
-  cell.append(element("span", { class: row.saves ? "instead" : "instead try" }, row.saves ? "Instead: " : "To try, its gain is not planned: ",
-    code(text(row.instead)), row.saves ? `: ${text(row.saves)}` : ""));
+  if (!row.instead.length) return cell;
+  const head = row.saves ? `Instead, ${text(row.saves)}: ` : "To try, its gain is not estimated: ";
+  const changes = row.instead.flatMap((number, k) => (k ? [element("br"), code(text(number))] : [code(text(number))]));
+  cell.append(element("span", { class: row.saves ? "instead" : "instead try" }, head, ...changes));
   return cell;
 }
 

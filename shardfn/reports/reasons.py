@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 
 import attrs
+import torch
 from torch.fx import Node
 
 from ..collectives import ALL_GATHER
 from ..inspect.transfers import Transfer, communicating_moves, transfers
-from ..ops.nodes import args_of, origin_of
+from ..ops.nodes import origin_of
 from ..ops.placement import ALIGN
 from ..partition import layout, plan
+from ..partition.planner.op_cost import nbytes
 from ..partition.planner.start_costs import parameter_slots
 from ..placement import spec_of
 from ..runtime.stages import Lowered
@@ -21,6 +24,7 @@ from .collectives import Reason, SentByLine
 from .program import ops_of
 from .suggestions import Key, Suggestion, key_of_move, key_of_row
 
+COPY = torch.ops.aten._to_copy.default
 LARGE = 5_000  # ops of a program whose strategies are not weighed again
 
 
@@ -34,49 +38,67 @@ def reasons(
         sent: its collectives, by line.
         found: the placements that spare some of them.
     """
-    by_key, lines = _by_key(lowered), _lines_of_gradients(lowered)
+    by_key, readers = _by_key(lowered), _readers(lowered)
     rows = {}
     for row in sent:
         reason = by_key.get(key_of_row(row), Reason(""))
-        if row.buckets and row.source is None:
-            members = [line for leaf in row.leaves for line in lines.get(leaf, ())]
-            members = members or _lines_of_gathers(lowered, row)
-            why = "gradients or parameters of several lines, in one collective"
-            is_asked = row.kind == ALL_GATHER  # of parameters
-            reason = Reason(why, is_asked=is_asked, lines=tuple(dict.fromkeys(members)))
+        if row.buckets:
+            if row.source is None:
+                why = "gradients or parameters of several lines, in one collective"
+                reason = Reason(why, is_asked=row.kind == ALL_GATHER)
+            reason = attrs.evolve(reason, lines=_lines_of_buckets(lowered, row, readers))
         suggestion = found.get(row)
         if suggestion is not None:
             before, after = suggestion.seconds
             planned = dict(saves=suggestion.saves, seconds=before - after)
-            reason = attrs.evolve(reason, instead=str(suggestion), **planned)
+            changes = tuple(suggestion.changes)
+            reason = attrs.evolve(reason, instead=str(suggestion), changes=changes, **planned)
         rows[row] = reason
     return rows
 
 
-def _lines_of_gradients(lowered: Lowered) -> dict[str, list[str]]:
-    """Return the lines that make the gradient of each argument, by its path."""
+def _readers(lowered: Lowered) -> dict[str, str]:
+    """Return the line that reads each argument first, by its path. Casts and views of it are
+    followed to what reads them.
+    """
     program = lowered.traced.program
-    graph = program.graph.graph
-    placeholders = graph.find_nodes(op="placeholder")
-    paths = dict(zip(placeholders, program.in_paths, strict=False))
-    lines: dict[str, list[str]] = {}
-    for node in graph.find_nodes(op="call_function", target=ALIGN):
-        gradient, parameter = args_of(node)[:2]
-        if parameter in paths and (line := gradient.meta.get("source")):
-            lines.setdefault(paths[parameter], []).append(line)
-    return lines
+    placeholders = program.graph.graph.find_nodes(op="placeholder")
+    found = {}
+    for node, path in zip(placeholders, program.in_paths, strict=False):
+        reader = node
+        while reader is node or _is_passed(reader):
+            users = [x for x in reader.users if x.op == "call_function" and x.target is not ALIGN]
+            if not users:
+                break
+            reader = users[0]
+        if line := reader.meta.get("source"):
+            found[path] = line
+    return found
 
 
-def _lines_of_gathers(lowered: Lowered, row: SentByLine) -> list[str]:
-    """Return the lines that read what some collectives without a line of their own gather."""
-    chosen = lowered.partition
-    kinds = [(step.node, move) for step, move in communicating_moves(chosen) if step.implicit]
-    found = [
-        node.meta.get("source")
-        for node, move in kinds
-        if (move.kind, chosen.axes.names[move.axis]) == (row.kind, row.axis)
-    ]
-    return [line for line in found if line]
+def _is_passed(node: Node) -> bool:
+    """Return whether an op only casts its input or views it."""
+    target = node.target
+    return target is COPY or (isinstance(target, torch._ops.OpOverload) and target.is_view)
+
+
+def _lines_of_buckets(
+    lowered: Lowered, row: SentByLine, readers: Mapping[str, str]
+) -> dict[str, float]:
+    """Return the lines that read what some buckets carry, with their shares of its bytes."""
+    sizes = collections.Counter[str]()
+    for bucket in lowered.plan.buckets:
+        if bucket.index in row.buckets:
+            for leaf, nbytes in zip(bucket.leaves, bucket.sizes, strict=True):
+                if leaf in readers:
+                    sizes[readers[leaf]] += nbytes * bucket.times
+    return _shares(sizes)
+
+
+def _shares(sizes: collections.Counter[str]) -> dict[str, float]:
+    """Return what share of all bytes each line has, the largest first."""
+    total = sizes.total() or 1
+    return {line: nbytes / total for line, nbytes in sizes.most_common()}
 
 
 def _by_key(lowered: Lowered) -> dict[Key, Reason]:
@@ -91,6 +113,7 @@ def _by_key(lowered: Lowered) -> dict[Key, Reason]:
     parameters = parameter_slots(chosen, graph)
     made = {slot.number: step.node for step in chosen.steps for slot in step.made}
     found: dict[Key, Reason] = {}
+    sizes = collections.defaultdict[Key, collections.Counter[str]](collections.Counter)
     for (step, move), transfer in zip(moves, weighed, strict=True):
         axis = chosen.axes.names[move.axis]
         if step.node.target is ALIGN:
@@ -106,8 +129,15 @@ def _by_key(lowered: Lowered) -> dict[Key, Reason]:
             reason = Reason(why, is_asked=True)
         else:
             reason = _implicit(chosen, step, move.axis, transfer, made)
-        found.setdefault(key_of_move(chosen, step, move), reason)
-    return found
+        key = key_of_move(chosen, step, move)
+        found.setdefault(key, reason)
+        maker = made.get(step.source.number)
+        if not step.node.meta.get("source") and maker and (line := maker.meta.get("source")):
+            sizes[key][line] += nbytes(step.source.value)
+    return {
+        key: attrs.evolve(reason, lines=_shares(sizes[key])) if sizes[key] else reason
+        for key, reason in found.items()
+    }
 
 
 def _implicit(

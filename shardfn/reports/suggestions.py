@@ -37,11 +37,11 @@ from ..placement import P, spec_of
 from ..placement_table import argument_placements
 from ..runtime.stages import Lowered, lowered_as
 from ..source_text import shape_of_path
-from .collectives import SentByLine
+from .collectives import SentByLine, others_of
 from .program import ops_of
 
 ARGUMENTS = 4  # arguments near an op that are tried
-SHOWN = 4  # changes in a text
+SHOWN = 3  # changes in a text; the page lists all
 ROWS = 12  # collectives for which placements are looked for
 OPS = 10_000  # of all plans that are made; a large program is planned less often
 LARGE = 150  # ops of a program whose other ops stay as they are: a plan of all takes long
@@ -61,11 +61,13 @@ class Change:
         path: of it.
         before: its placement now.
         after: the other one.
+        nbytes: of the global value.
     """
 
     path: str
     before: P
     after: P
+    nbytes: int
 
     def __str__(self) -> str:
         return f"{self.path} at {self.after} in place of {self.before}"
@@ -82,6 +84,7 @@ class Suggestion:
         held: the bytes of a rank's arguments, before and after.
         sent: the payload of a rank's collectives, as lowered before and after.
         seconds: of a step, as lowered before and after.
+        peak: the bytes of a rank at its peak, before and after.
     """
 
     arguments: tuple[Change, ...]
@@ -90,6 +93,7 @@ class Suggestion:
     held: tuple[int, int]
     sent: tuple[int, int]
     seconds: tuple[float, float]
+    peak: tuple[int, int]
 
     @property
     def is_worth(self) -> bool:
@@ -104,21 +108,29 @@ class Suggestion:
             (self.seconds, human_seconds, "a step takes {}"),
             (self.sent, human_bytes, "a rank sends {}"),
             (self.held, human_bytes, "its arguments take {}"),
+            (self.peak, human_bytes, "its peak is {}"),
         ]
         changes = {"less": list[str](), "more": list[str]()}
         for (before, after), human, text in figures:
             word = "less" if after < LESS * before else "more" if after > before / LESS else ""
             if word:
                 changes[word].append(f"{text.format(human(abs(before - after)))} {word}")
-        return " and ".join(changes["less"]) + "".join(f", but {x}" for x in changes["more"])
+        more = f", but {' and '.join(changes['more'])}" if changes["more"] else ""
+        return " and ".join(changes["less"]) + more
 
     def __str__(self) -> str:
+        texts = self.changes
+        others = len(texts) - SHOWN
+        return " and ".join([*texts[:SHOWN], *([others_of(others)] if others > 0 else [])])
+
+    @property
+    def changes(self) -> list[str]:
+        """The changes as text, that of the largest values first. Those of equal layers are one."""
         rows = collections.defaultdict[str, list[Change]](list)
         for x in (*self.arguments, *self.results):
             rows[str(attrs.evolve(x, path=general(x.path)))].append(x)
-        texts = [text if len(same) > 1 else str(same[0]) for text, same in rows.items()]
-        others = len(texts) - SHOWN
-        return " and ".join([*texts[:SHOWN], *([f"{others} others"] if others > 0 else [])])
+        largest = sorted(rows.items(), key=lambda row: -sum(x.nbytes for x in row[1]))
+        return [text if len(same) > 1 else str(same[0]) for text, same in largest]
 
 
 @attrs.frozen(eq=False)
@@ -145,16 +157,18 @@ class Figures:
     Args:
         sent: the payload of a rank's collectives.
         seconds: of a step.
+        peak: the bytes of a rank at its peak.
     """
 
     sent: int
     seconds: float
+    peak: int
 
     @classmethod
     def of(cls, lowered: Lowered, hardware: Hardware) -> Figures:
         """Return the figures of a step."""
         sent = sum(x.nbytes for x in lowered.explain().collectives)
-        return cls(sent, lowered.time(hardware).total)
+        return cls(sent, lowered.time(hardware).total, lowered.memory.peak)
 
 
 def key_of_row(row: SentByLine) -> Key:
@@ -391,17 +405,21 @@ class _Search:
         placed, program = traced.placed, traced.program
         axes = self.chosen.axes
         text = lambda slot, marks: spec_of(marks, slot.value.dim(), axes)
+        change = lambda path, slot, marks: Change(
+            path, text(slot, slot.placements), text(slot, marks), op_cost.nbytes(slot.value)
+        )
         rows = [(program.in_paths[i], self.chosen.ins[i], marks) for i, marks in ins.items()]
         results = [(program.out_paths[i], self.chosen.outs[i], marks) for i, marks in outs.items()]
         marks = tuple(ins.get(i, marks) for i, marks in enumerate(placed.marks))
         then = Figures.of(lowered_as(traced, planned.plan, marks), self.hardware)
         suggestion = Suggestion(
-            tuple(Change(p, text(x, x.placements), text(x, m)) for p, x, m in rows),
-            tuple(Change(p, text(x, x.placements), text(x, m)) for p, x, m in results),
+            tuple(change(*row) for row in rows),
+            tuple(change(*row) for row in results),
             argument_placements(attrs.evolve(placed, marks=marks)).in_placements,
             (self.now.held, planned.held),
             (now.sent, then.sent),
             (now.seconds, then.seconds),
+            (now.peak, then.peak),
         )
         return suggestion if suggestion.is_worth else None
 

@@ -13,6 +13,7 @@ from ..durations import human_seconds
 ARITHMETIC, TRAFFIC, BUBBLE = "arithmetic", "memory traffic", "the bubble"
 COMMUNICATION = "communication"
 MUCH = 0.1  # of a step, from which on waits have a sentence
+HALF = 0.5  # of a step: a smaller part does not bound it alone, and a link is busy from it on
 
 
 @attrs.frozen
@@ -31,6 +32,7 @@ class Summary:
         nbytes: payload bytes of all collectives of a rank.
         collectives: how many a step has.
         mfu: the share of the device's peak arithmetic; None if it is not known.
+        sends: seconds that the collectives over each axis take, hidden or not.
         first: what to change first; empty if nothing is known.
         holder: with a pipeline, the coordinate that holds most.
     """
@@ -45,6 +47,7 @@ class Summary:
     nbytes: int
     collectives: int
     mfu: float | None = None
+    sends: Mapping[str, float] = attrs.field(factory=dict)
     first: str = ""
     holder: str = ""
 
@@ -87,13 +90,20 @@ class Summary:
     def _bound(self) -> list[str]:
         if not self.total or not self.bound:
             return []
-        waits = f"{self.bounds.get(COMMUNICATION, 0.0) / self.total:.0%} of the step"
+        waits = self.bounds.get(COMMUNICATION, 0.0)
+        waiting = f"{waits / self.total:.0%} of the step"
         if self.bound == COMMUNICATION:
-            return [f"Communication bounds it: for {waits} a rank only waits for collectives."]
-        share = self.bounds[self.bound] / self.total
-        lines = [f"{capitalised(self.bound)} bounds it: {share:.0%} of the step."]
-        if self.bounds.get(COMMUNICATION, 0.0) >= MUCH * self.total:
-            lines.append(f"For {waits} a rank waits for collectives.")
+            lines = [f"Communication bounds it: for {waiting} a rank only waits for collectives."]
+        else:
+            share, part = self.bounds[self.bound] / self.total, capitalised(self.bound)
+            verb = "bounds it" if share >= HALF else "takes the largest part of it"
+            lines = [f"{part} {verb}: {share:.0%} of the step."]
+            if waits >= MUCH * self.total:
+                lines.append(f"For {waiting} a rank waits for collectives.")
+        axis, sends = max(self.sends.items(), key=lambda item: item[1], default=("", 0.0))
+        if waits >= MUCH * self.total and sends >= HALF * self.total:
+            share = sends / self.total
+            lines.append(f"Collectives over {axis} are on their way for {share:.0%} of the step.")
         return lines
 
     def contents(self) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_it_prints_the_step_in_sentences(tmp_path: Path) -> None:
     lines = str(lowered("replicated").report(path=path)).split("\n")
     assert lines[0].startswith("shard(value_and_grad(<lambda>)) on mesh (dp=2) fits: ")
     assert lines[1].startswith("A step takes ")
-    assert " bounds it: " in lines[2]
+    assert " bounds it: " in lines[2] or " takes the largest part of it: " in lines[2]
     assert lines[-1].startswith(str(path))
 
 
@@ -255,6 +255,39 @@ def test_communication_over_all_axes_is_one_bound() -> None:
     )
 
 
+def test_less_than_half_of_a_step_does_not_bound_it_and_a_busy_axis_is_named() -> None:
+    parts = {ARITHMETIC: 0.45, "communication over dp": 0.4}
+    summary = Summary(
+        "step", "(dp=2)", "H100", 1.0, parts, 1, None, 1, 2, sends={"dp": 0.86, "tp": 0.1}
+    )
+    assert summary.sentences()[2:] == [
+        "Arithmetic takes the largest part of it: 45% of the step.",
+        "For 40% of the step a rank waits for collectives.",
+        "Collectives over dp are on their way for 86% of the step.",
+    ]
+
+
+def test_lines_of_a_cast_parameter_are_those_that_read_it(tmp_path: Path) -> None:
+    def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x @ params["up"])
+        return (h @ params["down"]).square().mean()
+
+    params = {"up": sf.ShapeDtype((8, 48)), "down": sf.ShapeDtype((48, 16))}
+    with sf.fake_world(4, numerics=False):
+        mesh = sf.make_mesh((4,), ("dp",))
+        fn = sf.bucketed_grad(sf.mixed_precision(loss))
+        step = sf.shard(fn, mesh, (P("dp"), P("dp")), backend="aten")
+        page = step.lower(params, sf.ShapeDtype((8, 8))).report(path=tmp_path / "report.html")
+    texts, lines = page.contents["strings"], page.contents["lines"]
+    (bucket,) = (x for x in page.contents["collectives"] if len(x["lines"]) == 2)
+    shares = {lines[line]: part for line, part in bucket["lines"]}
+    assert texts[bucket["kind"]] == "all_gather"
+    assert shares == {
+        'return (h @ params["down"]).square().mean()': pytest.approx(2 / 3),
+        'h = torch.tanh(x @ params["up"])': pytest.approx(1 / 3),
+    }
+
+
 def test_an_axis_over_which_nothing_is_placed_is_named_first(tmp_path: Path) -> None:
     shapes = sf.ShapeDtype((64, 64)), sf.ShapeDtype((64, 64))
     with sf.fake_world(8, numerics=False):
@@ -299,8 +332,10 @@ def test_rows_say_what_asks_for_them_and_the_lines_of_buckets(tmp_path: Path) ->
     assert {texts[x["asked"]] for x in gathers} == {"parameter gather"}
     assert {texts[x["asked"]] for x in reductions} == {"a placement"}
     (bucket,) = reductions
-    gathered = [line for x in gathers for line in x["lines"] or [x["source"]]]
-    for numbers in (gathered, bucket["lines"]):
+    reduced = [line for line, _ in bucket["lines"]]
+    assert sum(part for _, part in bucket["lines"]) == pytest.approx(1)
+    gathered = [line for x in gathers for line, _ in x["lines"]]
+    for numbers in (gathered, reduced):
         shown = {lines[str(number)] for number in numbers}
         assert len(shown) == 2
         assert all("@ params[" in line for line in shown), "the texts of the lines are shown"

@@ -16,6 +16,7 @@ import shardfn as sf
 from shardfn import P
 from shardfn.durations import human_seconds
 from shardfn.reports import suggestions
+from shardfn.reports.suggestions import Change, Suggestion
 
 
 def lowered(x: Mistake, ins: Any, outs: Any) -> Any:
@@ -61,16 +62,30 @@ def test_a_mistake_is_blamed_on_its_line_and_the_suggestion_spares_it(
     assert suggestion.seconds == pytest.approx((page.summary.total, again.summary.total))
     shown = page.contents["collectives"][page.collectives.index(row)]
     texts = page.contents["strings"]
-    assert texts[shown["instead"]] == str(suggestion)
+    assert [texts[x] for x in shown["instead"]] == suggestion.changes
     assert f"a step takes {step_change(page, again)}" in texts[shown["saves"]]
 
 
 def test_what_to_change_first_is_in_the_sentences(tmp_path: Path) -> None:
     x = MISTAKES["the contraction of a weight is sharded"]
     page = lowered(x, x.placements, None).report(path=tmp_path / "report.html")
-    saved = r"a step takes [\d.]+ us less and a rank sends 1.0 MiB less"
+    saved = r"a step takes [\d.]+ us less and a rank sends 1.0 MiB less.*"
     change = r"Change first: p\['up'\] at P\(None, 'tp'\) in place of P\('tp'\)\."
-    assert re.search(f"{change} With it, {saved}. It spares all_gather over tp at", str(page))
+    assert re.search(
+        f"{change} With it, {saved} Among what it spares: all_gather over tp at", str(page)
+    )
+
+
+def test_the_largest_values_are_named_first() -> None:
+    change = lambda path, nbytes: Change(path, P(), P("tp"), nbytes)
+    small = [change(f"p['layers.{k}.bias']", 8) for k in range(3)]
+    rows = (*small, change("p['b']", 16), change("p['head']", 4096), change("p['c']", 12))
+    two = (1, 1)
+    found = Suggestion(rows, (), {}, two, two, (1.0, 0.5), two)
+    of = lambda path: f"{path} at P('tp') in place of P()"
+    paths = ["p['head']", "p['layers.*.bias']", "p['b']", "p['c']"]
+    assert found.changes == [*map(of, paths)]
+    assert str(found) == " and ".join([*map(of, paths[:3]), "1 other"])
 
 
 def residual(w: Any, x: torch.Tensor) -> torch.Tensor:
@@ -87,8 +102,10 @@ def test_a_forgotten_constraint_is_named_with_the_line_of_the_value(tmp_path: Pa
         after = sf.shard(pinned, mesh, specs).lower(*args)
     (row,) = page.contents["collectives"]
     texts = page.contents["strings"]
-    assert texts[row["instead"]].startswith("sf.constrain(x, P('tp')), where x is the value made")
-    assert f"try {texts[row['instead']]}; its gain is not planned." in page.summary.first
+    assert texts[row["instead"][0]].startswith(
+        "sf.constrain(x, P('tp')), where x is the value made"
+    )
+    assert f"try {texts[row['instead'][0]]}; its gain is not estimated." in page.summary.first
     assert "return torch.relu(x @ w)" in line_of(texts[row["source"]])
     assert not after.implicit and after.explain().nbytes <= row["nbytes"]
 
