@@ -3,9 +3,11 @@
 Two rules keep it correct. A bucket has one mesh axis, dtype and reduction. And no member of a
 bucket depends on another member, not even through other buckets. The reduction of the loss
 shares the next bucket that is filled. Small reductions whose results one op reads are one
-collective. Of gradients that become ready together, such as those of a layer's weight and bias,
-the one with fewer dims comes first, as in autograd. So a bucket that closes with a weight also
-has its bias. A bucket lists its leaves as they are computed.
+collective. A gradient that is reduced over one axis after another enters its second bucket when
+the first one is full, so that the second need not wait for a bucket that fills slowly. Of
+gradients that become ready together, such as those of a layer's weight and bias, the one with
+fewer dims comes first, as in autograd. So a bucket that closes with a weight also has its bias. A
+bucket lists its leaves as they are computed.
 """
 
 from __future__ import annotations
@@ -65,16 +67,40 @@ def assign(flow: Flow, name: str) -> Assignment:
     order = _ordered(flow, serves, anchors)
     joiner = _Joiner(name, common_readers(flow))
     depends = [0] * len(anchors)
-    for i in order:
+    late: dict[int, None] = {}  # steps that come after an open bucket
+
+    def is_joined(i: int) -> bool:
+        """Join the transfers of a step, unless it comes after a bucket that is still filled."""
+        sources = flow.sources(i)
+        if any(source in late for source in sources):
+            return False
         bits = 0
-        for source in flow.sources(i):
+        for source in sources:
             bits |= depends[source]
         for transfer in flow.transfers.get(i, ()):
             if transfer.key in fusable and not bits & joiner.reductions:
                 joiner.waiting.append((transfer, bits))
+            elif joiner.comes_later(transfer, bits):
+                return False
             else:
                 bits |= 1 << joiner.join(transfer, bits).index
         depends[i] = bits
+        return True
+
+    def join_late() -> None:
+        for i in [*late]:
+            del late[i]
+            if not is_joined(i):
+                late[i] = None
+
+    for i in order:
+        closed = joiner.closed
+        if not is_joined(i):
+            late[i] = None
+        if joiner.closed != closed:
+            join_late()
+    joiner.is_filled = True
+    join_late()
     for transfer, bits in joiner.waiting:
         joiner.join(transfer, bits)
     for batch in joiner.batches:
@@ -178,6 +204,8 @@ class _Joiner:
         )  # how often each leaf was sent so far
         self.chained = 0  # bits: the batches that depend on others
         self.reductions = 0  # bits: the batches that reduce gradients
+        self.closed = 0  # how many buckets are full
+        self.is_filled = False  # whether no gradient is left that becomes ready
         self.places: dict[Any, int] = {}  # the position of a transfer in its bucket of a given plan
         self.waiting: list[
             tuple[Transfer, int]
@@ -210,7 +238,19 @@ class _Joiner:
         if batch.nbytes >= limit and stream in self.open and not isinstance(stream, _Wanted):
             del self.open[stream]
             self.started.add(stream)
+            self.closed += 1
         return batch
+
+    def comes_later(self, transfer: Transfer, depends: int) -> bool:
+        """Return whether a gradient that is reduced over another axis first has to wait until that
+        bucket is full. Its bucket here would otherwise wait for all of the other one.
+        """
+        options = transfer.options
+        if self.is_filled or options is None or options.ignored or options.rows is not None:
+            return False
+        return transfer.reduces and any(
+            depends >> x.index & 1 for x in self.open.values() if x.bucketed and x.reduces
+        )
 
     def take(self, batch: Batch, transfer: Transfer, depends: int) -> None:
         """Add a transfer to a batch."""

@@ -73,6 +73,44 @@ def test_parameters_that_are_exchanged_for_their_use_travel_alone() -> None:
     assert [c.bucket for c in exchanged] == [None] * 4, "there and back, for two parameters"
 
 
+def scaled(params: Any, x: Any) -> torch.Tensor:
+    """Layers whose scales are reduced over tp and dp, and whose weights are scattered over tp."""
+    return plain(params, x, lambda y: sf.constrain(y, P("dp", "tp")))
+
+
+def plain(params: Any, x: Any, placed: Any = lambda y: y) -> torch.Tensor:
+    for g, w in params:
+        x = placed(x + torch.tanh(x * g) @ w)
+    return (x * x).mean()
+
+
+def test_a_bucket_does_not_wait_for_another_axis_bucket_that_fills_slowly() -> None:
+    params = [(S((24,)), S((24, 24))) for _ in range(4)]
+    placed = [(P(), P("tp"))] * 4, P("dp", "tp")
+    axes = {"tp": 2, "dp": 2}  # sums over tp come first
+    low = lowered(scaled, (params, S((4, 6, 24))), placed, axes, rank=0, cap=1000, first_cap=1000)
+    over_dp = [b for b in low.plan.buckets if b.axis == "dp"]
+    assert len(over_dp) > 1, "each weight fills a bucket"
+    assert not any(leaf.endswith("[0]") for b in over_dp[:-1] for leaf in b.leaves)
+    kinds = [(c.kind, c.axis) for c in low.collectives if c.bucket is not None]
+    last = max(k for k, x in enumerate(kinds) if x == ("reduce_scatter", "tp"))
+    assert kinds.index(("all_reduce", "dp")) < last, "the backward overlaps with reductions over dp"
+
+
+def test_buckets_of_two_axes_keep_the_values() -> None:
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    params, x = [(draw(7), draw(7, 7)) for _ in range(3)], draw(4, 5, 7)
+    wanted = sf.value_and_grad(plain)(params, x)
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "tp"))
+        placed = [(P(), P("tp"))] * 3, P("dp", "tp")
+        fn = sf.bucketed_grad(scaled, cap=300, first_cap=300)
+        got = sf.shard(fn, mesh, placed, backend="aten")(params, x)
+        got = sf.tree_map(lambda y: y.full_tensor(), got)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
 def leaves_of(low: Any, kind: str | None = None) -> list[list[str]]:
     return [list(b.leaves) for b in low.plan.buckets if kind in (None, b.kind)]
 
