@@ -13,7 +13,6 @@ from ..durations import human_seconds
 ARITHMETIC, TRAFFIC, BUBBLE = "arithmetic", "memory traffic", "the bubble"
 COMMUNICATION = "communication"
 MUCH = 0.1  # of a step, from which on waits have a sentence
-HALF = 0.5  # of a step: a smaller part does not bound it alone, and a link is busy from it on
 
 
 @attrs.frozen
@@ -57,18 +56,33 @@ class Summary:
         return None if self.capacity is None else self.peak <= self.capacity
 
     @property
+    def waits(self) -> float:
+        """The seconds in which a rank only waits for collectives, over all axes."""
+        return sum(x for name, x in self.parts.items() if name.startswith(COMMUNICATION))
+
+    @property
     def bounds(self) -> dict[str, float]:
-        """The seconds by what may bound a step: the communication over all axes is one."""
-        seconds: dict[str, float] = {}
-        for name, x in self.parts.items():
-            kind = COMMUNICATION if name.startswith(COMMUNICATION) else name
-            seconds[kind] = seconds.get(kind, 0.0) + x
-        return seconds
+        """The seconds of what may bound a step: computation, the bubble, and communication, which
+        is as long as its busiest link sends, or as all waits.
+        """
+        computes = self.parts.get(ARITHMETIC, 0.0) + self.parts.get(TRAFFIC, 0.0)
+        communicates = max(self.waits, *self.sends.values(), 0.0)
+        return {
+            self._computation: computes,
+            COMMUNICATION: communicates,
+            BUBBLE: self.parts.get(BUBBLE, 0.0),
+        }
+
+    @property
+    def _computation(self) -> str:
+        """What takes most of the computation."""
+        return max(ARITHMETIC, TRAFFIC, key=lambda name: self.parts.get(name, 0.0))
 
     @property
     def bound(self) -> str:
-        """What takes the largest part of a step."""
-        return max(self.bounds, key=lambda name: self.bounds[name], default="")
+        """What a step takes longest for, whatever runs beside it."""
+        bounds = self.bounds
+        return max(bounds, key=lambda name: bounds[name]) if any(bounds.values()) else ""
 
     def sentences(self) -> list[str]:
         """Return the step in sentences: fit, time, what bounds it, what to change first."""
@@ -90,21 +104,15 @@ class Summary:
     def _bound(self) -> list[str]:
         if not self.total or not self.bound:
             return []
-        waits = self.bounds.get(COMMUNICATION, 0.0)
-        waiting = f"{waits / self.total:.0%} of the step"
-        if self.bound == COMMUNICATION:
-            lines = [f"Communication bounds it: for {waiting} a rank only waits for collectives."]
-        else:
-            share, part = self.bounds[self.bound] / self.total, capitalised(self.bound)
-            verb = "bounds it" if share >= HALF else "takes the largest part of it"
-            lines = [f"{part} {verb}: {share:.0%} of the step."]
-            if waits >= MUCH * self.total:
-                lines.append(f"For {waiting} a rank waits for collectives.")
+        of_step = lambda seconds: f"{seconds / self.total:.0%} of the step"
+        waits = f"for {of_step(self.waits)} a rank only waits for collectives"
+        if self.bound != COMMUNICATION:
+            share = of_step(self.parts[self.bound])
+            lines = [f"{capitalised(self.bound)} bounds it: {share}."]
+            return [*lines, f"{capitalised(waits)}."] if self.waits >= MUCH * self.total else lines
         axis, sends = max(self.sends.items(), key=lambda item: item[1], default=("", 0.0))
-        if waits >= MUCH * self.total and sends >= HALF * self.total:
-            share = sends / self.total
-            lines.append(f"Collectives over {axis} are on their way for {share:.0%} of the step.")
-        return lines
+        busy = f", and those over {axis} are on their way for {of_step(sends)}" if axis else ""
+        return [f"Communication bounds it: {waits}{busy}."]
 
     def contents(self) -> dict[str, Any]:
         """Return the figures as JSON has them."""
