@@ -53,6 +53,28 @@ class BodyGraph:
         return [x for _, x in sorted(zip(self.order, outs, strict=True), key=lambda pair: pair[0])]
 
 
+class BodyWithSums:
+    """A body that carries sums, from one whose results after its carries are their terms.
+
+    Args:
+        region: that body.
+        carries: the number of its carries.
+        sums: the number of sums.
+    """
+
+    def __init__(self, region: BodyGraph, carries: int, sums: int) -> None:
+        self.region, self.carries, self.sums = region, carries, sums
+        self.free = region.free
+
+    def __call__(
+        self, entered: Sequence[torch.Tensor], free: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        start, end = self.carries, self.carries + self.sums
+        outs = self.region([*entered[:start], *entered[end:]], free)
+        terms = zip(entered[start:end], outs[start:end], strict=True)
+        return [*outs[:start], *(s + x for s, x in terms), *outs[end:]]
+
+
 class EnteringTensor:
     """A tensor that enters a body: its index, and one value of it."""
 

@@ -7,7 +7,7 @@ the body.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,19 @@ def scan(
     columns: list[torch.Tensor],
     length: int,
     reverse: bool,
+    like: Sequence[torch.Tensor] = (),
 ) -> list[torch.Tensor]:
-    """The results of a scan as Dynamo sees them: shapes and dependencies, from one step."""
-    n = len(init)
+    """The results of a scan as Dynamo sees them: shapes and dependencies, from one step.
+
+    Args:
+        outs: the results of a step: carries, terms of means, outputs to stack.
+        init: the carries of the first step.
+        columns: the stacked per-step inputs.
+        length: the number of steps.
+        reverse: whether the last step comes first.
+        like: a tensor like each mean over the steps.
+    """
+    n = len(init) + len(like)
     outs = _depending_on_all(outs, [*outs, *init, *columns])
     return [*outs[:n], *(x.unsqueeze(0).expand(length, *x.shape).clone() for x in outs[n:])]
 

@@ -20,7 +20,7 @@ from .. import annotations as sources
 from .. import aten_trace
 from ..shard_map import axis_names
 from . import wrapper_subclasses
-from .bodies import BodyResult
+from .bodies import BodyResult, BodyWithSums
 from .flat_tensors import (
     Body,
     NumberedBody,
@@ -337,21 +337,28 @@ def replay_scan(
     columns: Sequence[torch.Tensor],
     length: int,
     reverse: bool,
+    like: Sequence[torch.Tensor] = (),
 ) -> Tensors:
-    """When Dynamo's graph is replayed: the scan of a body whose first results are the carries."""
-    wrapper_subclasses.refuse_partly_followed("scan", [*results[0].region.free, *init, *columns])
+    """When Dynamo's graph is replayed: the scan of a body whose first results are the carries, and
+    then the terms of means, of which each is like another tensor.
+    """
+    start, end = len(init), len(init) + len(like)
+    body = BodyWithSums(results[0].region, start, len(like))
+    init = [*init, *map(torch.zeros_like, like)]
+    wrapper_subclasses.refuse_partly_followed("scan", [*body.free, *init, *columns])
     init, carried = wrapper_subclasses.inner_tensors(init)
     entered = [*carried, *wrapper_subclasses.specs_of_rows("scan", columns)]
     columns, _ = wrapper_subclasses.inner_tensors(columns)
-    region = wrapper_subclasses.BodyOverInnerTensors(
-        "scan", results[0].region, entered, len(carried)
-    )
+    region = wrapper_subclasses.BodyOverInnerTensors("scan", body, entered, len(carried))
     inputs = [*region.free, *init, *columns]
     outs = _apply_scan(region, len(init), length, reverse, inputs)
     n = len(carried)
     wrapper_subclasses.refuse_different_results("scan", carried, region.left[:n])
     specs = [*region.left[:n], *wrapper_subclasses.stacked_specs(region.left[n:], length)]
-    return list(wrapper_subclasses.rebuilt_subclasses("scan", specs, outs[: len(outs) - len(init)]))
+    found = list(
+        wrapper_subclasses.rebuilt_subclasses("scan", specs, outs[: len(outs) - len(init)])
+    )
+    return [*found[:start], *(x / length for x in found[start:end]), *found[end:]]
 
 
 def _apply_scan(

@@ -40,6 +40,9 @@ def _trim_scan(graph: torch.fx.Graph, node: torch.fx.Node, scan: Scan, used: set
     # all inputs stay, since those of the primal scan are identified by position
     if scan.transposes and len(ins) < len(holders):
         ins = sorted({*ins, *range(scan.consts), *_rows_of_primal(scan)})
+    kept = {*needed, *(holders[i] for i in ins)}
+    if len(outs) == len(returned_by(body)) and len(kept) == len(body.nodes) - 1:
+        return  # nothing is unread; the output is the last node
     count = lambda low, high: sum(low <= i < high for i in ins)
     trimmed = attrs.evolve(
         scan,

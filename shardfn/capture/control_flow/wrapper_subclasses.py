@@ -12,7 +12,7 @@ import torch
 
 from ... import _compat
 from ...errors import CaptureError
-from .bodies import BodyGraph
+from .bodies import BodyGraph, BodyWithSums
 
 Shells = list[_compat.Shell | None]  # None for a plain tensor
 FIX = "pass its inner tensors as plain tensors, and make the class inside the body"
@@ -133,7 +133,11 @@ class BodyOverInnerTensors:
     """
 
     def __init__(
-        self, name: str, region: BodyGraph, entered: Shells, carries: int | None = None
+        self,
+        name: str,
+        region: BodyGraph | BodyWithSums,
+        entered: Shells,
+        carries: int | None = None,
     ) -> None:
         self.carries = carries
         self.name, self.region, self.entered = name, region, entered

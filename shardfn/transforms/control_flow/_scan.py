@@ -73,7 +73,7 @@ def scan(
     return Controlled((f,), _scan, (length, reverse))(init, xs)
 
 
-def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any, pipeline: str = "") -> Any:
+def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any) -> Any:
     length, reverse = settings
     name = f"scan({name_of(f)})"
     check_flag(name, "reverse", reverse)
@@ -89,11 +89,7 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any, pipeline: str =
     ys = _tree.tensors(y)
     if not carries and not ys:
         return init, y
-    if pipeline:
-        with sources.annotate_pipeline(pipeline):
-            outs = control_flow_ops.scan([*after, *ys], carries, columns, count, reverse)
-    else:
-        outs = control_flow_ops.scan([*after, *ys], carries, columns, count, reverse)
+    outs = control_flow_ops.scan([*after, *ys], carries, columns, count, reverse)
     ends = outs[: len(carries)]
     stacked = outs[len(carries) :]  # each (count, *shape of y)
     carry = _tree.with_tensors(init, ends)
@@ -102,19 +98,49 @@ def _scan(f: Any, settings: tuple[Any, Any], init: Any, xs: Any, pipeline: str =
 
 
 def pipelined(
-    step: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, pipeline: str
-) -> tuple[Any, Any]:
-    """A scan over microbatches whose steps a pipeline may run in another order.
+    step: Callable[[list[torch.Tensor]], tuple[list[torch.Tensor], Any]],
+    like: list[torch.Tensor],
+    columns: list[torch.Tensor],
+    length: int,
+    pipeline: str,
+) -> tuple[list[torch.Tensor], Any]:
+    """The means over microbatches of the tensors of a step, and its stacked outputs. A pipeline may
+    run the steps in another order.
 
     Args:
-        step: (sums, microbatch) -> (sums, per-step outputs).
-        init: the sums before the first step.
-        xs: the microbatches, stacked.
+        step: microbatch -> (tensors, per-step output).
+        like: tensors of the same shapes and dtypes as those of a step.
+        columns: the microbatches, stacked.
+        length: how many there are.
         pipeline: the text of the schedule and its axis.
     """
-    if _compat.is_in_dynamo():
-        return _scan(step, (None, False), init, xs, pipeline)
-    return _scan_eagerly(step, init, xs, None, False)
+    count = len(like)
+    if not _compat.is_in_dynamo():
+        return _means_eagerly(step, like, columns, length)
+
+    def run(*tensors: torch.Tensor) -> Any:
+        terms, y = step(list(tensors))
+        outs = bodies.mark_results([*terms, *_tree.tensors(y)])
+        return outs[:count], _tree.with_tensors(y, outs[count:])
+
+    terms, y = bodies.run_body(run, [x[0] for x in columns])
+    with sources.annotate_pipeline(pipeline):
+        outs = control_flow_ops.scan([*terms, *_tree.tensors(y)], [], columns, length, False, like)
+    return outs[:count], _tree.with_tensors(y, outs[count:])
+
+
+def _means_eagerly(
+    step: Any, like: list[torch.Tensor], columns: list[torch.Tensor], length: int
+) -> tuple[list[torch.Tensor], Any]:
+    """`pipelined` for calls that Dynamo does not trace."""
+
+    def added(sums: list[torch.Tensor], row: list[torch.Tensor]) -> Any:
+        terms, y = step(row)
+        return [s + x for s, x in zip(sums, terms, strict=True)], y
+
+    zeros = [torch.zeros_like(x) for x in like]
+    sums, y = _scan_eagerly(added, zeros, columns, length, False)
+    return [s / length for s in sums], y
 
 
 def _step_region(name: str, f: Any, init: Any, xs: Any, inputs: list[torch.Tensor]) -> Any:

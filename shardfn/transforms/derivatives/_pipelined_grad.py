@@ -46,13 +46,13 @@ class PipelinedGrad(BucketedGrad):
         whole = [args[n] for n in numbers]
         columns = [_stacked(x, k) for x in _tree.tensors(whole) if x.dim()]
 
-        def step(sums: list[torch.Tensor], row: list[torch.Tensor]) -> Any:
+        def step(row: list[torch.Tensor]) -> Any:
             inside = _with_rows(args, numbers, whole, row)
             value, aux, gradients = self.found(inside, kwargs)
-            return _added(sums, gradients), (value, as_tensors(aux))
+            return gradients, (value, as_tensors(aux))
 
-        sums, (values, auxes) = pipelined(step, _zeros(parameters), columns, self.pipeline)
-        found = (values.sum() / k, auxes if self.has_aux else None, _divided(sums, k))
+        means, (values, auxes) = pipelined(step, parameters, columns, k, self.pipeline)
+        found = (values.sum() / k, auxes if self.has_aux else None, means)
         placed = self.placed(found, args, wishes)
         return self.returned(*(_followed(*placed, parameters) if is_followed() else placed))
 
@@ -74,24 +74,6 @@ def _followed(
 def _stacked(x: torch.Tensor, k: int) -> torch.Tensor:
     """A batch as k microbatches along a new first dim: rows i, i + k, i + 2k, ... are the i-th."""
     return x.reshape(x.shape[0] // k, k, *x.shape[1:]).transpose(0, 1)
-
-
-@_compat.keep_in_graph
-def _zeros(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The sums before the first term. Dynamo traces all of them as one call."""
-    return [torch.zeros_like(x) for x in xs]
-
-
-@_compat.keep_in_graph
-def _added(sums: list[torch.Tensor], terms: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The sums with one more term each. Dynamo traces all of them as one call."""
-    return [s + x for s, x in zip(sums, terms, strict=True)]
-
-
-@_compat.keep_in_graph
-def _divided(sums: list[torch.Tensor], k: int) -> list[torch.Tensor]:
-    """The sums divided by a number. Dynamo traces all of them as one call."""
-    return [s / k for s in sums]
 
 
 def _with_rows(
