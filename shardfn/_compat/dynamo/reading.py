@@ -17,6 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ...errors import ShardError, call_site, is_ours
+from ..threads import is_capturing
 from ..tracing import has_tangent, in_dual_level, inside_transform, is_fake, read_by_dynamo
 from . import argument_facts, derived_flags, sizes
 from .guards import Read, outside_reads
@@ -34,7 +35,12 @@ def is_tracing() -> bool:
     return torch.compiler.is_dynamo_compiling() or _READING.get()
 
 
-is_in_dynamo = torch.compiler.is_dynamo_compiling  # whether Dynamo itself traces this call
+@read_by_dynamo
+def is_in_dynamo() -> bool:
+    """Whether Dynamo itself traces this call, in a capture. A torch.compile of the user's, which
+    does not replay its graph as a capture does, is none.
+    """
+    return torch.compiler.is_dynamo_compiling() and _is_of_capture()
 
 
 def is_reading() -> bool:
@@ -108,6 +114,12 @@ def located(fn: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return checked
+
+
+@constant_in_graph
+def _is_of_capture() -> bool:
+    """Whether Dynamo traces for a capture."""
+    return is_capturing()
 
 
 @read_by_dynamo
