@@ -49,7 +49,7 @@ def text_of(graph: torch.fx.Graph, *, notes: bool = False) -> list[Any]:
 def _row(node: torch.fx.Node, numbers: dict[torch.fx.Node, int], notes: bool) -> dict[str, Any]:
     """Write one node."""
     if node.op == "placeholder":
-        return {"in": tensor_text(node.meta["val"])}
+        return {"in": tensor_text(node.meta["val"]), **(_type_text(node) if notes else {})}
     args = [value_text(x, numbers.__getitem__) for x in node.args]
     if node.op == "output":
         return {"out": args[0]}
@@ -112,13 +112,19 @@ def _annotations(node: torch.fx.Node) -> dict[str, Any]:
     notes: dict[str, Any] = {"name": node.name}
     if values:
         notes["notes"] = record_text(values)
-    if "type" in node.meta:
-        shape, placements = node.meta["type"]
-        notes["type"] = [list(shape), [_json_field(placement) for placement in placements]]
+    notes |= _type_text(node)
     record = node.meta.get("collective")
     if record is not None:
         notes["collective"] = record_text(attrs.asdict(record))
     return notes
+
+
+def _type_text(node: torch.fx.Node) -> dict[str, Any]:
+    """Write the global shape and the placements of a node that has some."""
+    if "type" not in node.meta:
+        return {}
+    shape, placements = node.meta["type"]
+    return {"type": [list(shape), [_json_field(placement) for placement in placements]]}
 
 
 def graph_of(rows: Any) -> torch.fx.Graph:
@@ -150,6 +156,7 @@ def _parse_node(
     if "in" in row:
         placeholder = graph.placeholder(f"in_{len(nodes)}")
         placeholder.meta["val"] = tensor_of(row["in"])
+        placeholder.meta |= _type_of(row)
         return placeholder
     if "out" in row:
         return graph.output(value_of(row["out"], nodes))
@@ -158,12 +165,18 @@ def _parse_node(
     node = graph.call_function(_parse_target(row), args, kwargs)
     node.meta["val"] = _value_of(row["val"])
     node.meta.update({k: row["notes"][k] for k in ANNOTATION_KEYS if k in row.get("notes", {})})
-    if "type" in row:
-        shape, placements = row["type"]
-        node.meta["type"] = tuple(shape), placements_of(placements)
+    node.meta |= _type_of(row)
     if "collective" in row:
         node.meta["collective"] = Collective(**row["collective"])
     return node
+
+
+def _type_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Read the global shape and the placements of a row that has some, as metadata."""
+    if "type" not in row:
+        return {}
+    shape, placements = row["type"]
+    return {"type": (tuple(shape), placements_of(placements))}
 
 
 def placements_of(rows: Any) -> MeshPlacements:

@@ -77,6 +77,20 @@ def test_a_loaded_pipeline_has_the_bits_of_the_saved_one(
         assert all(map(torch.equal, bits(again(model.params, model.batch)), bits(expected)))
 
 
+@pytest.mark.parametrize("mesh", ["alone", "zero3"])
+def test_a_loaded_pipeline_prints_as_the_saved_one(mesh: str, tmp_path: Path) -> None:
+    model = MODELS["mlp"]()
+    with sf.fake_world(2 ** len(MESHES[mesh][0])):
+        compiled = step_of(model, "1f1b", mesh).compile(model.params, model.batch)
+        compiled.save(tmp_path / "step.sf")
+        loaded = sf.load_compiled(tmp_path / "step.sf")
+        assert str(loaded) == str(compiled)
+        assert loaded.text() == compiled.text()
+        assert {c: str(program) for c, program in loaded.programs.items()} == {
+            c: str(program) for c, program in compiled.programs.items()
+        }
+
+
 def test_a_loaded_pipeline_lists_its_messages(tmp_path: Path) -> None:
     model = MODELS["mlp"]()
     with sf.fake_world(2):
