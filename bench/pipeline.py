@@ -1,20 +1,24 @@
 """A GPT's step on 2 and 4 real ranks as a pipeline, `make bench-pipeline`: shardfn beside
-torch.distributed.pipelining, each schedule beside the same one, in time and in memory.
+torch.distributed.pipelining, each schedule beside the same one, in time and in memory; the share of
+a step in which ranks wait, beside the predicted one; what a pipeline adds to capture and lowering.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import ctypes
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -23,6 +27,9 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 import shardfn as sf
 from shardfn.compile.loops import CompiledLoop
+from shardfn.ops.messages import Exchange, Send
+from shardfn.pipelines.named import schedule_of
+from shardfn.pipelines.running import spans_of
 
 WIDTH, HEADS, VOCABULARY, LENGTH, BATCH, MICROBATCHES, LAYERS = 256, 4, 512, 128, 16, 8, 8
 ROUNDS, WARM = 15, 2
@@ -35,6 +42,8 @@ KINDS = {
     "zero bubble": ("zero_bubble", schedules.ScheduleInterleavedZeroBubble, 1),
 }
 MIB = 2**20
+STAGES, STAGED = 4, 1.3  # their number, and the most of a capture and lowering without them
+AGREED = 0.005  # seconds in which all ranks learn the moment at which they start
 # runs a step; returns its loss, and the norm of this rank's gradients if asked for
 Step = Callable[[bool], tuple[float, float]]
 
@@ -104,32 +113,46 @@ def stage_of(path: str, count: int) -> int:
     return 0 if path.startswith("embedding") else count - 1
 
 
-def ours(name: str, mesh: Any, chunks: int, batch: tuple[Any, Any]) -> Step:
-    """The step of shardfn."""
-    fn, parameters, _ = sf.functionalize(whole())
-    size = mesh.size()
-    count = size * chunks
-    specs = {}
-    for path in parameters:
-        chunk, at = divmod(stage_of(path, count), size)
-        specs[path] = sf.P(pp=sf.Stage(at, chunk))
+@attrs.frozen
+class Ours:
+    """The step of shardfn, with its arguments."""
 
-    def loss(parameters: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return loss_of(fn(parameters, {}, x)[0], y)
+    function: Any
+    args: tuple[Any, ...]
 
-    step = sf.shard(
-        sf.pipelined_grad(loss, MICROBATCHES, schedule=name),
-        mesh,
-        in_placements=(specs, None, None),
-    )
-    placed = sf.distribute(dict(parameters), mesh, specs)
-
-    def run(is_checked: bool = False) -> tuple[float, float]:
-        value, gradients = step(placed, *batch)
+    def run(self, is_checked: bool = False) -> tuple[float, float]:
+        """Run the step."""
+        value, gradients = self.function(*self.args)
         own = [x.to_local() for x in gradients.values()] if is_checked else []
         return value.to_local().item(), norm_of(own)
 
-    return run
+    def predicted_idle(self, here: sf.Hardware) -> float:
+        """The share of a step in which this rank does not compute, as `lowered.time` predicts."""
+        time = self.function.lower(*self.args).time(here)
+        return 1 - time.compute / time.total
+
+
+def ours(name: str, mesh: Any, chunks: int, batch: tuple[Any, Any]) -> Ours:
+    """The step of shardfn by a schedule."""
+    fn, parameters, _ = sf.functionalize(whole())
+    specs = stages_of(parameters, mesh.size(), chunks)
+    step = sf.shard(
+        sf.pipelined_grad(loss_by(fn), MICROBATCHES, schedule=name),
+        mesh,
+        in_placements=(specs, None, None),
+    )
+    return Ours(step, (sf.distribute(dict(parameters), mesh, specs), *batch))
+
+
+def loss_by(fn: Any) -> Callable[..., torch.Tensor]:
+    """The loss of the GPT as a function of its parameters."""
+    return lambda parameters, x, y: loss_of(fn(parameters, {}, x)[0], y)
+
+
+def stages_of(parameters: Iterable[str], size: int, chunks: int) -> dict[str, sf.P]:
+    """The placement of each parameter of the GPT on stages."""
+    places = {path: divmod(stage_of(path, size * chunks), size) for path in parameters}
+    return {path: sf.P(pp=sf.Stage(at, chunk)) for path, (chunk, at) in places.items()}
 
 
 def theirs(kind: Any, chunks: int, batch: tuple[Any, Any]) -> Step:
@@ -171,11 +194,13 @@ def on_rank(rank: int, size: int, folder: str, rounds: int, only: str | None) ->
     shape = (BATCH, LENGTH)
     batch = torch.randint(0, VOCABULARY, shape), torch.randint(0, VOCABULARY, shape)
     mesh = sf.make_mesh((size,), ("pp",))
+    here = sf.measure_hardware()
     for kind, (name, rival, chunks) in KINDS.items():
         if only not in (None, kind):
             continue
         steps: dict[str, Step] = {}
-        steps["shardfn"] = ours(name, mesh, chunks, batch)
+        own = ours(name, mesh, chunks, batch)
+        steps["shardfn"] = own.run
         steps["torch"] = theirs(rival, chunks, batch)
         check_equal(steps, is_last=rank == size - 1)
         taken: dict[str, list[float]] = {who: [] for who in steps}
@@ -187,9 +212,9 @@ def on_rank(rank: int, size: int, folder: str, rounds: int, only: str | None) ->
                 dist.barrier()
                 taken[who].append(time.perf_counter() - start)
         median = {who: statistics.median(t) for who, t in taken.items()}
-        busy, total = measured_idle(steps["shardfn"])
-        share = torch.tensor([busy, total])
-        dist.all_reduce(share)
+        idle, predicted = measured_idle(own.run, rounds), mean_of(own.predicted_idle(here))
+        schedule = schedule_of(name, size, MICROBATCHES, chunks)
+        of_actions = idle_of_actions(own.run, schedule, rounds)
         peaks = torch.tensor([measured_peak(step) for step in steps.values()])
         dist.all_reduce(peaks, dist.ReduceOp.MAX)
         if rank == 0:
@@ -197,7 +222,8 @@ def on_rank(rank: int, size: int, folder: str, rounds: int, only: str | None) ->
             verdict = "met" if ratio <= TARGET else "missed"
             print(
                 f"| {size} | {kind} | {1e3 * median['shardfn']:.0f} | {1e3 * median['torch']:.0f} "
-                f"| {ratio:.2f} {verdict} | {1 - float(share[0] / share[1]):.1%} "
+                f"| {ratio:.2f} {verdict} | {idle:.1%} | {of_actions:.1%} "
+                f"| {predicted:.1%} "
                 f"| {peaks[0] / MIB:.0f} | {peaks[1] / MIB:.0f} |",
                 flush=True,
             )
@@ -234,27 +260,159 @@ def resident(field: str) -> int:
     return 1024 * int(row.split()[1])
 
 
-def measured_idle(step: Step) -> tuple[float, float]:
-    """The seconds in which a rank's actions ran, and those of the step."""
-    spent = 0.0
-    call = CompiledLoop.run_graph
+def measured_idle(step: Step, rounds: int) -> float:
+    """The share of a step in which ranks wait for each other, in the mean of all ranks.
+
+    A rank waits for messages, and at the end for the other ranks: then it takes no processor time.
+    Each wait is the median over steps, so that what other processes do once does not count. All
+    ranks start a step at one moment, by the clock of the machine.
+    """
+    waits: list[list[float]] = []
+    steps: list[float] = []
+    for _ in range(rounds):
+        with timed_waits() as times:
+            start = common_start()
+            step(False)
+            last, busy = times.pop()
+        busy = time.thread_time() - busy
+        ends = torch.tensor(time.perf_counter(), dtype=torch.float64)
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        end = float(ends)
+        waits.append([*(until - since for since, until in times), end - last - busy])
+        steps.append(end - start)
+    waited = sum(map(statistics.median, zip(*waits, strict=True)))
+    return mean_of(waited / statistics.median(steps))
+
+
+def common_start() -> float:
+    """Wait for a moment that all ranks agree on, and return it."""
+    moment = torch.tensor(time.perf_counter(), dtype=torch.float64)
+    dist.all_reduce(moment, dist.ReduceOp.MAX)
+    start = float(moment) + AGREED
+    while time.perf_counter() < start:
+        pass
+    return start
+
+
+def mean_of(x: float) -> float:
+    """The mean of a number over the ranks."""
+    total = torch.tensor(x, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
+
+
+def idle_of_actions(step: Step, schedule: sf.Schedule, rounds: int) -> float:
+    """The idle share of a schedule whose actions take the processor time that they take here, and
+    whose messages take none: the share of a machine on which nothing else runs.
+    """
+    seconds: dict[tuple[str, int], list[float]] = collections.defaultdict(list)
+    with timed_actions(seconds):
+        for _ in range(rounds):
+            step(False)
+    own = {action: statistics.median(times) for action, times in seconds.items()}
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    costs = {action: cost for one in every for action, cost in one.items()}
+    # the first stage has no B of its own if B and W are parted
+    rows = spans_of(schedule.table, lambda x: costs.get((x.kind, x.stage), 0.0))
+    spans = [span for row in rows for span in row]
+    busy = sum(span.end - span.start for span in spans)
+    return 1 - busy / (len(rows) * max(span.end for span in spans))
+
+
+@contextlib.contextmanager
+def timed_actions(seconds: dict[tuple[str, int], list[float]]) -> Iterator[None]:
+    """Collect the processor time of each run of an action, by its kind and stage."""
+    run = CompiledLoop.run_graph
 
     def timed(loop: CompiledLoop, which: int, inputs: Any) -> Any:
-        nonlocal spent
-        start = time.perf_counter()
-        outs = call(loop, which, inputs)
-        spent += time.perf_counter() - start
+        start = time.thread_time()
+        outs = run(loop, which, inputs)
+        took = time.thread_time() - start
+        action = next(x for x in loop.loop.actions() if x.graph == which)  # type: ignore[attr-defined]
+        seconds[action.kind, action.stage].append(took)
         return outs
 
     CompiledLoop.run_graph = timed  # type: ignore[method-assign]
     try:
-        dist.barrier()
-        start = time.perf_counter()
-        step(False)
-        dist.barrier()
-        return spent, time.perf_counter() - start
+        yield
     finally:
-        CompiledLoop.run_graph = call  # type: ignore[method-assign]
+        CompiledLoop.run_graph = run  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def timed_waits() -> Iterator[list[tuple[float, float]]]:
+    """A list that gets the start and the end of each wait of this rank for a message, and last the
+    moment after its last message, with the processor time of that moment.
+    """
+    waits: list[tuple[float, float]] = []
+    call, finish = Exchange.__call__, Exchange.finish
+
+    def timed_call(exchange: Exchange, what: Any, values: Any) -> Any:
+        start = time.perf_counter()
+        outs = call(exchange, what, values)
+        if not isinstance(what, Send):
+            waits.append((start, time.perf_counter()))
+        return outs
+
+    def timed_finish(exchange: Exchange) -> None:
+        start = time.perf_counter()
+        finish(exchange)
+        waits.append((start, time.perf_counter()))
+        waits.append((time.perf_counter(), time.thread_time()))
+
+    Exchange.__call__, Exchange.finish = timed_call, timed_finish  # type: ignore[method-assign]
+    try:
+        yield waits
+    finally:
+        Exchange.__call__, Exchange.finish = call, finish  # type: ignore[method-assign]
+
+
+def staging(rounds: int) -> None:
+    """Print what capture and lowering of the step in stages take, beside those of the step without
+    a pipeline, in processor time: medians of rounds in which each has its turn.
+    """
+    fn, parameters, _ = sf.functionalize(whole())
+    args = dict(parameters), *(torch.zeros((BATCH, LENGTH), dtype=torch.int64) for _ in range(2))
+    same = dict.fromkeys(parameters, sf.P())
+    rows = same, sf.P("pp"), sf.P("pp")
+    stages = stages_of(parameters, STAGES, 1), None, None
+    kinds: dict[str, tuple[Callable[[Any], Any], Any]] = {
+        "value_and_grad": (sf.value_and_grad, rows),
+        "accumulate": (lambda loss: sf.accumulate(sf.value_and_grad(loss), MICROBATCHES), rows),
+        "pipelined_grad": (lambda loss: sf.pipelined_grad(loss, MICROBATCHES), stages),
+    }
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+    for number in range(1 + rounds):
+        for name, (derivative, places) in kinds.items():
+            with sf.fake_world(STAGES, numerics=False):
+                mesh = sf.make_mesh((STAGES,), ("pp",), device_type="cpu")
+                step = sf.shard(derivative(loss_by(fn)), mesh, places, backend="aten")
+                times = [time.process_time()]
+                traced = step.trace(*args)
+                times.append(time.process_time())
+                traced.lower()
+                times.append(time.process_time())
+            if number:  # the first round warms up
+                taken[name].append((times[1] - times[0], times[2] - times[1]))
+    print(
+        f"Capture and lowering of the GPT on {STAGES} stages, numerics=False; processor time, "
+        f"medians of {rounds} rounds"
+    )
+    print("| step | capture s | lowering s | both, of value_and_grad | of accumulate |")
+    print("|---|---|---|---|---|")
+    medians = {
+        name: [statistics.median(part) for part in zip(*times, strict=True)]
+        for name, times in taken.items()
+    }
+    for name, (capture, lowering) in medians.items():
+        both = capture + lowering
+        one, many = (both / sum(medians[other]) for other in ("value_and_grad", "accumulate"))
+        print(f"| {name} | {capture:.2f} | {lowering:.2f} | {one:.2f} | {many:.2f} |")
+    ratio = sum(medians["pipelined_grad"]) / sum(medians["value_and_grad"])
+    print(
+        f"{ratio:.2f} of value_and_grad: {'met' if ratio <= STAGED else 'missed'}, {STAGED} asked"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -263,15 +421,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--staging", action="store_true", help="capture and lowering alone")
     args = parser.parse_args(argv)
+    if args.staging:
+        staging(args.rounds)
+        return 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(
         f"A GPT of {LAYERS} layers, width {WIDTH}, {BATCH} x {LENGTH} tokens, {MICROBATCHES} "
         f"microbatches; medians, steps in turn, one thread each, {os.cpu_count()} cores; MiB that "
         "a warm step adds to the resident memory of the rank where it adds the most"
     )
-    print("| ranks | schedule | shardfn ms | torch ms | ratio | idle | shardfn MiB | torch MiB |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| ranks | schedule | shardfn ms | torch ms | ratio | idle | of actions | predicted "
+        "| shardfn MiB | torch MiB |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for size in args.ranks:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(on_rank, (size, folder, args.rounds, args.only), size)
