@@ -16,6 +16,7 @@ from . import _compat
 from .errors import ShardError, is_inside, is_ours, user_frame
 
 FULL = "SHARDFN_TRACEBACK"  # set to "full", it keeps all frames
+RUN = "shardfn: raised while"  # begins the note on an error of a program that runs
 FAULT = "shardfn: a fault of shardfn's own, not of your function: please report it"
 MANY = 3  # frames, from which on a traceback has carets only under parts of long lines
 LINES = 12  # of a traceback, to which the frames of a deep function are shortened
@@ -88,6 +89,16 @@ def note_users(error: BaseException, name: str) -> None:
             lines = 0  # for the errors that led to this one
     rest = f", {count} of its frames left out" if count else ""
     error.add_note(f"shardfn: raised inside {name}{rest}; {FULL}=full shows all frames")
+
+
+def note_run(error: BaseException, name: str, at: str) -> None:
+    """Note on an error which program has raised it while it ran, and at which op."""
+    error.add_note(f"{RUN} {name} ran{at}; {FULL}=full shows all frames")
+
+
+def is_of_run(error: BaseException) -> bool:
+    """Return whether a program has raised an error while it ran."""
+    return any(str(note).startswith(RUN) for note in getattr(error, "__notes__", ()))
 
 
 def _lines_left(error: BaseException) -> int:
@@ -199,7 +210,8 @@ def is_raised_by_shardfn(error: BaseException) -> bool:
     files = [frame.f_code.co_filename for frame, _ in frames]
     while files and not is_ours(files[-1]):
         files.pop()
-    return bool(files) and is_inside(files[-1])
+    # a call from this file that raises has not entered its function: its arguments do not fit
+    return bool(files) and is_inside(files[-1]) and files[-1] != __file__
 
 
 def note_fault(error: BaseException) -> None:

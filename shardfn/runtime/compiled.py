@@ -22,6 +22,7 @@ from ..mesh import all_coordinates
 from ..partition import Plan
 from ..progress import progress
 from ..simulated import SimulatedTensor, UnreadTensor, ranks_of, shown
+from ..tracebacks import filter_errors
 from ..types import LocalProgram
 from .agreement import compare_ranks, state_agreed
 from .arguments import (
@@ -40,6 +41,7 @@ from .artefacts.save import save_compiled
 from .backward.op import Differentiable
 from .backward.second_half import Backward
 from .donation import Donation, donation_of
+from .failed_runs import explained
 from .layouts import (
     closed_over,
     closed_over_of_kinds,
@@ -118,10 +120,20 @@ class Compiled:
 
     def run(self, leaves: list[Any]) -> Any:
         """Run the program on leaves that have been checked already."""
-        if self.donation is None:
-            return self.wrap(self.execute(leaves))
-        return self.donation.run(leaves, self.execute, self.wrap)
+        try:
+            if self.donation is None:
+                return self.wrap(self.execute(leaves))
+            return self.donation.run(leaves, self.execute, self.wrap)
+        except Exception as error:
+            is_alone = self.placed.mesh is None and self.donation is None
+            again = (lambda: inputs_of_ranks(self)(leaves)) if is_alone else None
+            name, program = self.request.name, next(iter(self.programs.values()))
+            failed = explained(error, name, program, again)
+            if failed is error:
+                raise
+        raise failed
 
+    @filter_errors
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         around = self.request.around
         if around is None:

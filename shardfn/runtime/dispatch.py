@@ -23,7 +23,7 @@ from ..own_dtensors import OwnDTensor
 from ..partition.rule_api import registry
 from ..simulated import DonatedTensor, SimulatedDTensor, SimulatedTensor, UnreadTensor
 from ..stage_log import stage
-from ..tracebacks import has_our_note
+from ..tracebacks import has_our_note, is_of_run
 from ..world import World, current_world
 from .agreement import checked, compare_ranks
 from .arguments import (
@@ -116,7 +116,8 @@ def _first_call(request: Request, given: Taken, signature: tuple[Any, ...]) -> A
             out = entry.run(leaves)
     except Exception as error:
         is_of_compiler = type(error) is ShardError and error.__cause__ is not None
-        if has_our_note(error) or (isinstance(error, ShardError) and not is_of_compiler):
+        is_explained = has_our_note(error) and not is_of_run(error)
+        if is_explained or (isinstance(error, ShardError) and not is_of_compiler):
             raise
         failed = error
     if failed is not None:

@@ -7,6 +7,7 @@ with the same request, the values are combined as Gloo combines them and the gro
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -357,6 +358,12 @@ def _rank(
         for dead in step.free:
             values[dead] = None
     return [values[r.index] for r in output]
+
+
+def failed_node(frame: types.FrameType) -> torch.fx.Node | None:
+    """Return the node that a rank's frame runs, or None for another frame."""
+    step = frame.f_locals.get("step") if frame.f_code is _rank.__code__ else None
+    return step and step.node
 
 
 def _looping(

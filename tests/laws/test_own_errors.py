@@ -473,6 +473,19 @@ def test_a_fault_of_shardfns_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("/shardfn/" in file for file in frames), "its frames stay"
 
 
+def test_arguments_that_fit_no_public_function_are_no_fault_of_shardfns() -> None:
+    wrong: list[Callable[[], Any]] = [
+        lambda: sf.vjp(),  # type: ignore[call-arg]
+        lambda: sf.scan(look_up),  # type: ignore[call-arg]
+        lambda: sf.lock(look_up),  # type: ignore[call-arg]
+        lambda: sf.check(look_up, X),
+    ]
+    for call in wrong:
+        error = error_of(call)
+        assert "missing" in str(error)
+        assert not getattr(error, "__notes__", [])
+
+
 def test_all_frames_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDFN_TRACEBACK", "full")
     error = error_of(lambda: sf.jit(lambda x: look_up(x, "b"), backend="aten")(X))

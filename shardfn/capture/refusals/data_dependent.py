@@ -133,6 +133,7 @@ NAMED = (
     r"indexing with a (boolean mask)",
     r"`(tolist)\(\)`",
     r"calling \.(item)\(\)",
+    r"Caused by: return aten\.(\w+)\(",  # in a function of ours that stands for torch's
 )
 
 

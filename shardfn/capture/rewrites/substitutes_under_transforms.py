@@ -14,18 +14,20 @@ import torch.nn.functional as F
 
 from ... import _compat
 from ...errors import CaptureError
-from .tensor_indices import checked_index
 
 aten = torch.ops.aten
 
 
 @_compat.read_by_dynamo
 def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """F.one_hot of a number of classes."""
+    """F.one_hot of a number of classes. A number without a class is an error: each is looked up
+    among the classes.
+    """
     if num_classes < 1 or tensor.dtype != torch.int64:
         return aten.one_hot(tensor, num_classes)
-    zeros = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
-    return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
+    classes = torch.arange(num_classes, device=tensor.device)
+    found = aten.embedding(classes.unsqueeze(-1), tensor)  # (*tensor.shape, 1)
+    return (found == classes).to(torch.int64)
 
 
 @_compat.read_by_dynamo
@@ -38,7 +40,6 @@ def bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> to
     elif weights.dtype != torch.float32:
         weights = weights.to(torch.float64)
     bins = input.to(torch.int64)
-    bins = checked_index(bins, ((bins >= 0) & (bins < minlength)).all())
     return weights.new_zeros(minlength).scatter_add(0, bins, weights)
 
 
@@ -243,7 +244,7 @@ _BAG = F.embedding_bag
 CHECKED_BAG = _compat.read_by_dynamo(
     types.FunctionType(_BAG.__code__, _BAG.__globals__, "embedding_bag", _BAG.__defaults__)
 )
-ALWAYS = (torch.bincount, "bincount", "polygamma_", F.embedding_bag, torch.embedding_bag)
+ALWAYS = (F.one_hot, torch.bincount, "bincount", "polygamma_", F.embedding_bag, torch.embedding_bag)
 FUNCTIONS = {
     F.one_hot: one_hot,
     torch.bincount: bincount,

@@ -73,10 +73,10 @@ def _differ(
     specs = (
         _tree.tree_map(lambda x: _first_dim(x, first), args) if placements is None else placements
     )
-    wanted = _plain(fn, args, axes)
     with fake_world(math.prod(axes.values())):
         mesh = make_mesh(tuple(axes.values()), tuple(axes), device_type="cpu")
         got = full(shard(fn, mesh, specs, backend="aten")(*args))
+    wanted = _plain(fn, args, axes)
     worst = 0.0
     leaves = _tree.leaves(got)
     for path, a, b in zip(_tree.paths(got), leaves, wanted, strict=True):

@@ -17,7 +17,7 @@ from ....ops.nodes import args_of
 from ...emission.graph_builder import Builder, LocalShard
 from ...rule_api.op_record import Op
 from ...rule_api.strategy import Choice, OpCall, named, replicated
-from .gather_scatter import hits, zeros_elsewhere
+from .gather_scatter import read_index, zeros_elsewhere
 
 aten = torch.ops.aten
 FORWARD = aten._embedding_bag.default
@@ -223,8 +223,7 @@ class Bags:
         b = self.b
         mask = self.is_read()
         if x.is_sharded(0):
-            hit, shifted = hits(b, x, 0, at)
-            at = b.call(aten.mul.Tensor, shifted, hit)
+            hit, at = read_index(b, x, 0, at)
             mask = hit if mask is None else b.call(aten.logical_and.default, hit, mask)
         if not x.local_shape[0]:
             return b.call(aten.new_zeros.default, x.node, [self.count, x.local_shape[1]])

@@ -169,6 +169,31 @@ def hits(b: Builder, table: LocalShard, dim: int, index: Any) -> tuple[Any, Any]
     return hit, shifted
 
 
+def read_index(b: Builder, table: LocalShard, dim: int, index: Any) -> tuple[Any, Any]:
+    """Emit the mask of `hits`, and the indices at which a rank reads its shard: 0 for elements of
+    other ranks. An index that no rank has is out of range on every rank, so that the op raises
+    torch's error.
+    """
+    hit, shifted = hits(b, table, dim, index)
+    outside = b.call(aten.mul.Tensor, _is_outside(b, table, dim, index), table.local_shape[dim])
+    return hit, b.call(aten.where.self, hit, shifted, outside)
+
+
+def written_index(b: Builder, table: LocalShard, dim: int, index: Any) -> Any:
+    """Emit the indices at which a rank writes its shard with an extra slot at the end, which
+    takes what other ranks write. An index that no rank has is out of range on every rank.
+    """
+    hit, shifted = hits(b, table, dim, index)
+    slot = b.call(aten.add.Tensor, _is_outside(b, table, dim, index), table.local_shape[dim])
+    return b.call(aten.where.self, hit, shifted, slot)
+
+
+def _is_outside(b: Builder, table: LocalShard, dim: int, index: Any) -> Any:
+    """Emit the mask of the indices that are out of range of the global table."""
+    nearest = b.call(aten.clamp.default, index, 0, max(table.shape[dim] - 1, 0))
+    return b.call(aten.ne.Tensor, index, nearest)
+
+
 def zeros_elsewhere(b: Builder, hit: Any, read: Any) -> Any:
     """Emit the elements that were read where a mask is true, zeros elsewhere."""
     zeros = b.call(aten.zeros_like.default, read)
@@ -182,8 +207,7 @@ def lower_embedding(
     if not shards[0].is_sharded(0):
         return b.call(aten.embedding.default, *args, **kwargs)
     table, index, *_ = args
-    hit, shifted = hits(b, shards[0], 0, index)
-    inside = b.call(aten.mul.Tensor, shifted, hit)
+    hit, inside = read_index(b, shards[0], 0, index)
     rows = b.call(aten.embedding.default, table, inside)  # (*index.shape, columns)
     hit_rows = b.call(aten.unsqueeze.default, hit, -1)
     return zeros_elsewhere(b, hit_rows, rows)
@@ -219,8 +243,7 @@ def lower_gather(
     dim = args[1] % max(len(table.shape), 1)
     if not table.is_sharded(dim):
         return b.call(aten.gather.default, *args, **kwargs)
-    hit, shifted = hits(b, table, dim, args[2])
-    inside = b.call(aten.mul.Tensor, shifted, hit)
+    hit, inside = read_index(b, table, dim, args[2])
     elements = b.call(aten.gather.default, args[0], dim, inside)
     return zeros_elsewhere(b, hit, elements)
 
@@ -234,8 +257,7 @@ def lower_index_select(
     dim = args[1] % max(n, 1)
     if not table.is_sharded(dim):
         return b.call(aten.index_select.default, *args, **kwargs)
-    hit, shifted = hits(b, table, dim, args[2])
-    inside = b.call(aten.mul.Tensor, shifted, hit)
+    hit, inside = read_index(b, table, dim, args[2])
     slices = b.call(aten.index_select.default, args[0], dim, inside)
     wide = [-1 if d == dim else 1 for d in range(n)]
     hit_slices = b.call(aten.view.default, hit, wide)
@@ -282,9 +304,7 @@ def lower_scatter(target: Any) -> Any:
             return b.call(target, *args, **kwargs)
         size = table.local_shape[dim]
         later_dims = len(table.shape) - 1 - dim
-        hit, shifted = hits(b, table, dim, args[2])
-        outside = b.call(aten.full_like.default, shifted, size)
-        index = b.call(aten.where.self, hit, shifted, outside)
+        index = written_index(b, table, dim, args[2])
         pads = [0, 0] * later_dims + [0, 1]
         wide = b.call(aten.constant_pad_nd.default, args[0], pads)
         written = b.call(target, wide, dim, index, *args[3:], **kwargs)

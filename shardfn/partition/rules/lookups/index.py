@@ -16,7 +16,7 @@ import torch
 from ...emission.graph_builder import Builder, LocalShard
 from ...rule_api.op_record import Op
 from ...rule_api.strategy import Choice, OpCall, replicated
-from .gather_scatter import hits, zeros_elsewhere
+from .gather_scatter import read_index, zeros_elsewhere
 
 aten = torch.ops.aten
 MASKS = (torch.bool, torch.uint8)  # dtypes of indices that are masks
@@ -173,8 +173,7 @@ def lower_index(
             own[dim] = b.call(aten.sub.Tensor, indices[dim], b.offset(table, dim))
             continue
         at = counted_from_start(b, indices[dim], table.shape[dim])
-        hit, shifted = hits(b, table, dim, at)
-        own[dim] = b.call(aten.mul.Tensor, shifted, hit)
+        hit, own[dim] = read_index(b, table, dim, at)
         here.append(hit)
     read = b.call(aten.index.Tensor, x, own)
     return _where(b, here, read, indices, len(table.shape)) if here else read

@@ -9,7 +9,7 @@ import torch
 from ...emission.graph_builder import Builder, LocalShard
 from ...rule_api.op_record import Op
 from ...rule_api.strategy import Choice, OpCall, replicated
-from .gather_scatter import hits
+from .gather_scatter import written_index
 from .index import MASKS, Indexed, counted_from_start, index_placements, indexed, indices_of
 
 aten = torch.ops.aten
@@ -80,7 +80,8 @@ def lower_index_put(
     ]
     for dim in sharded:
         later_dims = len(table.shape) - 1 - dim
-        own[dim] = _local_index(b, table, dim, indices[dim])
+        at = counted_from_start(b, indices[dim], table.shape[dim])
+        own[dim] = written_index(b, table, dim, at)
         pads = [0, 0] * later_dims + [0, 1]
         x = b.call(aten.constant_pad_nd.default, x, pads)
     written = b.call(aten.index_put.default, x, own, *others, **kwargs)
@@ -88,14 +89,6 @@ def lower_index_put(
         size = table.local_shape[dim]
         written = b.call(aten.slice.Tensor, written, dim, 0, size)
     return b.contiguous(written) if sharded else written
-
-
-def _local_index(b: Builder, table: LocalShard, dim: int, at: Any) -> Any:
-    """Emit an index relative to the shard's start; other ranks' elements get the extra slot."""
-    at = counted_from_start(b, at, table.shape[dim])
-    hit, shifted = hits(b, table, dim, at)
-    outside = b.call(aten.full_like.default, shifted, table.local_shape[dim])
-    return b.call(aten.where.self, hit, shifted, outside)
 
 
 def written_dims(call: OpCall) -> list[int]:
