@@ -482,6 +482,24 @@ ANSWERS = Patch(
     is_mine=known_sizes.is_known,
 )
 
+# while Python that Dynamo does not trace runs in a capture
+CHECKPOINTED = Patch(
+    what="torch.utils.checkpoint in modules",
+    why="it fails under torch.func",
+    lost="modules that recompute would make a capture fail",
+    until="later than 2.15",
+    calls={
+        **each(
+            lambda around, generator, *args, **kwargs: modules.checkpointed_generator(around),
+            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
+            "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
+        ),
+        "torch.utils.checkpoint:CheckpointFunction.apply": modules.checkpointed_call,
+    },
+    takes="checkpointed",
+    is_mine=reading.is_reading,
+)
+
 MODULE = (  # while a module runs that Dynamo does not trace
     Patch(
         what="print, breakpoint, warnings and loggers in modules",
@@ -529,22 +547,7 @@ MODULE = (  # while a module runs that Dynamo does not trace
         takes="asked",
         is_mine=reading.is_reading,
     ),
-    Patch(
-        what="torch.utils.checkpoint in modules",
-        why="it fails under torch.func",
-        lost="modules that recompute would make a capture fail",
-        until="later than 2.15",
-        calls={
-            **each(
-                lambda around, generator, *args, **kwargs: modules.checkpointed_generator(around),
-                "torch.utils.checkpoint:_checkpoint_without_reentrant_generator",
-                "torch.utils.checkpoint:_checkpoint_without_reentrant_generator_impl",
-            ),
-            "torch.utils.checkpoint:CheckpointFunction.apply": modules.checkpointed_call,
-        },
-        takes="checkpointed",
-        is_mine=reading.is_reading,
-    ),
+    CHECKPOINTED,
     Patch(
         what="DTensors that a module makes",
         why="a program has global tensors",
@@ -708,6 +711,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         ),
     ),
     "module": MODULE,
+    "again": (CHECKPOINTED,),  # while Python runs to find an error
     "backward hooks": (
         Patch(
             what="backward hooks of modules",

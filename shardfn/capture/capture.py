@@ -33,7 +33,7 @@ from .reading.aten_from_dynamo import flatten
 from .reading.capture_settings import Settings, tracing
 from .reading.container_objects import lost_changes, refuse_lost, remade_tree
 from .reading.symbolic_sizes import Template, refuse_strict
-from .refusals import leaked_values, tensor_subclasses, torch_errors
+from .refusals import data_dependent, leaked_values, tensor_subclasses, torch_errors
 from .refusals.refused_writes import refuse_array_writes
 from .refusals.unscaled_float16 import refuse_unscaled
 from .result_tree import Result, program_of
@@ -207,8 +207,10 @@ def _constant(given: Given, settings: Settings, handled: BaseException | None) -
 
 def _raise_users(given: Given, settings: Settings, failed: Exception) -> None:
     """Raise the exception of the user's that stopped a capture, if there is one."""
-    is_known = given.named(failed) is not None
-    if is_known and not _compat.is_observed(failed):
+    cause = given.named(failed)
+    is_known = cause is not None
+    may_be_ambiguous = cause == data_dependent.BRANCH  # on a tensor of many elements
+    if is_known and not (may_be_ambiguous or _compat.is_observed(failed)):
         return
     # the code of a rank may call methods that only DTensors have, and stop before
     line = torch_errors.line_of(failed) if settings.rank is not None else None

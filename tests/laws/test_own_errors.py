@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.testing import assert_close
 from worlds import simulated
 
@@ -62,6 +63,11 @@ def unpacked(x: Any) -> Any:
 
 def failed_check(x: Any) -> Any:
     assert x.shape[0] == 5
+    return x
+
+
+def checked(x: Any) -> Any:
+    assert x >= 0, "below zero"
     return x
 
 
@@ -151,7 +157,43 @@ class Doubled(torch.autograd.Function):
         return g
 
 
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return look_up(g, "b")
+
+
+def in_a_backward(x: Any) -> Any:
+    y = x.detach().requires_grad_()
+    return torch.autograd.grad(Backward.apply(y).sum(), y)[0]
+
+
+def unused(x: Any) -> Any:
+    y = x.detach().requires_grad_()
+    return torch.autograd.grad((y * 2).sum(), y.clone())[0]
+
+
+def recomputed(x: Any) -> Any:
+    part = lambda y: look_up(y, "b")
+    return torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False)
+
+
+def lengths(x: Any) -> Any:
+    y = x[:, None].expand(3, 2, 4).log_softmax(-1)
+    return torch.nn.functional.ctc_loss(y, torch.ones(2, 2, dtype=torch.int64), (3,), (2, 2))
+
+
 WRONG: dict[str, Callable[[Any], Any]] = {
+    "a branch on many elements": lambda x: x if x > 0 else -x,
+    "an assert of many elements": checked,
+    "a backward": in_a_backward,
+    "a gradient of what is not used": unused,
+    "what is recomputed": recomputed,
+    "lengths of ctc_loss": lengths,
     "an attribute of a tensor": lambda x: x.nope,
     "an attribute of an object": lambda x: json.JSONEncoder().nope * x,
     "an attribute of torch": lambda x: torch.nope(x),
@@ -414,7 +456,10 @@ class Around(torch.nn.Module):
         return self.f(x)
 
 
-INSIDE = ("a key", "an attribute of a tensor", "a name", "shapes of a product", "ValueError")
+INSIDE = (
+    *("a key", "an attribute of a tensor", "a name", "shapes of a product", "ValueError"),
+    *("a branch on many elements", "what is recomputed"),
+)
 
 
 @pytest.mark.parametrize("around", AROUND)
@@ -445,6 +490,36 @@ def test_on_a_mesh_and_at_each_stage(name: str) -> None:
             check(plain, error_of(lambda: sharded.lower(X)), "shard(")
             inside = sf.shard_map(f, mesh, (P(None, "tp"),), P(None, "tp"))
             check(plain, error_of(lambda: inside(X)), "shard_map(")
+
+
+@sf.custom_vjp
+def ruled(x: Any) -> Any:
+    return x.sin()
+
+
+@sf.custom_vjp
+def ruled_too(x: Any) -> Any:
+    return x.sin()
+
+
+@sf.custom_jvp
+def ruled_forward(x: Any) -> Any:
+    return x.sin()
+
+
+ruled.defvjp(lambda x: (look_up(x, "b"), x), lambda x, g: (g,))
+ruled_too.defvjp(lambda x: (x.sin(), x), lambda x, g: (look_up(g, "b"),))
+ruled_forward.defjvp(lambda xs, ts: (look_up(xs[0], "b"), ts[0]))
+
+
+@pytest.mark.parametrize("fn", [ruled, ruled_too, ruled_forward])
+def test_in_a_custom_rule(fn: Any) -> None:
+    derive = sf.grad(lambda x: fn(x).sum())
+    for call in (derive, sf.jit(derive, backend="aten"), sf.vmap(derive)):
+        ours = error_of(lambda call=call: call(X))
+        assert (type(ours), str(ours)) == (KeyError, "'b'")
+        assert own_frames(ours)[-1] == own_frames(error_of(lambda: look_up(X, "b")))[-1]
+        assert len(ours.__notes__) == 1
 
 
 def test_a_caught_exception_changes_nothing() -> None:

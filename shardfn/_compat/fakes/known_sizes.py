@@ -35,8 +35,20 @@ def _ctc_loss(
     *rest: Any,
     **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return fake results of _ctc_loss; the longest target determines their sizes."""
+    """Return fake results of _ctc_loss; the longest target determines their sizes.
+
+    Raises:
+        RuntimeError: the lengths do not fit, in which case the kernel of the derivative reads
+            other memory.
+    """
     time, batch, _ = log_probs.shape
+    most = max(target_lengths, default=0)
+    rows, number = (batch, most) if targets.dim() == 2 else (sum(target_lengths), 0)
+    fits = len(input_lengths) == len(target_lengths) == batch
+    fits = fits and min((*input_lengths, *target_lengths), default=0) >= 0
+    fits = fits and max(input_lengths, default=0) <= time and rows <= targets.shape[0]
+    if not fits or number > targets.shape[-1]:
+        raise RuntimeError("ctc_loss: the lengths do not fit the log_probs and the targets")
     with mode:
         return log_probs.new_empty(batch), log_probs.new_empty(
             batch, time, 2 * max(target_lengths, default=0) + 1

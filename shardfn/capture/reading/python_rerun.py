@@ -17,12 +17,14 @@ from torch.overrides import TorchFunctionMode
 
 from ... import _compat, _tree
 from ...errors import ShardError, is_inside, is_ours, source_at
-from ...tracebacks import note_users
+from ...tracebacks import note_users, user_frames
 from ..closure.closed_over_tensors import modules_of
 from ..refusals import leaked_values
 
 LARGE = 2**20  # elements, from which on a tensor that stands for another has the memory of one
 
+AMBIGUOUS = "Boolean value of Tensor with "  # begins torch's error for a branch on many elements
+OF_AUTOGRAD = torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward
 RAISES = ("RAISE_VARARGS", "RERAISE")
 
 
@@ -42,7 +44,7 @@ class EagerMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         frame = sys._getframe(1)
-        is_asked = func is torch.Tensor.__bool__
+        is_asked = func is torch.Tensor.__bool__ and args[0].numel() == 1
         if is_asked and is_inside(frame.f_code.co_filename):
             is_first = frame not in self.entered
             self.entered.append(frame)
@@ -51,13 +53,19 @@ class EagerMode(TorchFunctionMode):
             return passed
         out = failed = None
         try:
-            out = func(*args, **kwargs)
+            with _compat.requires_grad_allowed():
+                out = func(*args, **kwargs)
         except Exception as error:
             failed = error
         # outside of the `except`, for the error of this call has no other context
         if failed is not None:
             if not isinstance(failed, (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE)):
-                self.with_values(func, args, kwargs, _zeros_like)
+                if user_frames(failed.__traceback__):
+                    raise failed  # of code of the user's that torch has called
+                if func not in OF_AUTOGRAD:
+                    self.with_values(func, args, kwargs, _zeros_like)
+                elif not _compat.inside_transform():
+                    raise failed  # zeros have no history
             raise OnlyFake from failed
         if self.is_wanted is not None:
             try:
@@ -116,6 +124,7 @@ def raise_users(
     try:
         with (
             _compat.reading(),
+            _compat.patched("again", checkpointed=contextlib.nullcontext),
             _modules_kept(fn),
             _compat.WithoutEffects(OnlyFake),
             EagerMode(failed),
@@ -137,7 +146,7 @@ def is_users_error(error: Exception, line: str | None, *, is_known: bool) -> boo
         error: the error.
         line: the only line that it may come from, `file:line`, or None.
         is_known: whether there is another reason to stop there. Then it is the user's if a
-            `raise` or an `assert` has raised it.
+            `raise` or an `assert` has raised it, or a branch on a tensor of many elements.
     """
     if isinstance(error, (ShardError, OnlyFake)) or _compat.is_of_tracing(error):
         return False
@@ -145,7 +154,7 @@ def is_users_error(error: Exception, line: str | None, *, is_known: bool) -> boo
     own = [(code.co_filename, n) for code, n in frames if not _is_around(code)]
     if not own or is_inside(own[-1][0]) or line not in (None, source_at(*own[-1])):
         return False
-    return not is_known or _is_raised(error)
+    return not is_known or _is_raised(error) or str(error).startswith(AMBIGUOUS)
 
 
 def _is_around(code: types.CodeType) -> bool:
