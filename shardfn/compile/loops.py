@@ -79,6 +79,7 @@ def _(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     return run_loop(tensors, number)
 
 
+RUN_LOOP = torch.ops.shardfn.run_loop.default
 SHOWING = torch.ops.shardfn.run_showing_loop.default
 _compat.keep_effects(SHOWING)
 
@@ -103,7 +104,7 @@ def compile_loops(
             compiled = CompiledLoop(number, node.target, runners, shapes)
             _compiled[number] = compiled
         communicates = isinstance(node.target, Pipeline)
-        run = SHOWING if communicates or has_effect(node) else torch.ops.shardfn.run_loop.default
+        run = SHOWING if communicates or has_effect(node) else RUN_LOOP
         node.target, node.args = (run, (list(node.args), number))
         loops.append(compiled)
     if loops:

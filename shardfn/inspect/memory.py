@@ -16,6 +16,7 @@ from ..extensions import page_of
 from ..ops.loops import Branch, Loop, loop_of
 from ..ops.messages import Receive
 from ..ops.nodes import args_of, origin_of
+from ..ops.pack import PACK
 from ..ops.pipeline import Free, Pipeline, Run, Zero
 from ..partition.lifetimes import ends_of, owners
 from ..partition.planner import op_cost
@@ -29,7 +30,6 @@ COLLECTIVE = "collectives"
 TEMPORARY = "temporaries"
 KINDS = (ARGUMENT, RESULT, ACTIVATION, COLLECTIVE, TEMPORARY)
 SHOWN = 10  # tensors in the text
-PACK = torch.ops.shardfn.pack.default
 
 
 @attrs.frozen

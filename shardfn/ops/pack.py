@@ -23,3 +23,6 @@ def pack(xs: Sequence[torch.Tensor]) -> torch.Tensor:
 def _fake(xs: Sequence[torch.Tensor]) -> torch.Tensor:
     count = sum(x.numel() for x in xs)
     return xs[0].new_empty([count])
+
+
+PACK = torch.ops.shardfn.pack.default

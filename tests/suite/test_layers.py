@@ -246,6 +246,38 @@ def untitled(found: list[Module]) -> list[str]:
     ]
 
 
+def unregistered(found: list[Module]) -> list[str]:
+    """Reads of shardfn's own ops, at the import of a file, that the file does not register: alone
+    it cannot be imported. Other files import the constant of an op.
+    """
+    return [
+        f"{module.at(node)}: {ast.unparse(node)}"
+        for module in found
+        for node in _at_import(module.tree)
+        if (match := re.fullmatch(r"torch\.ops\.shardfn\.(\w+)", ast.unparse(node)))
+        and not _registers(module, match[1])
+    ]
+
+
+def _at_import(tree: ast.Module) -> Iterator[ast.Attribute]:
+    """The attributes that a file reads when it is imported."""
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Attribute):
+            yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            todo += node.decorator_list
+        elif not isinstance(node, ast.Lambda):
+            todo += ast.iter_child_nodes(node)
+
+
+def _registers(module: Module, op: str) -> bool:
+    """Whether a file registers an op of shardfn's."""
+    text = ast.unparse(module.tree)
+    return f"'shardfn::{op}'" in text or f".define('{op}(" in text
+
+
 def busy_door(found: list[Module]) -> list[str]:
     """Statements of shardfn/__init__.py that are more than names, for pyright or for Python."""
     names = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
@@ -318,6 +350,11 @@ def test_no_file_has_a_name_that_says_nothing():
 
 def test_every_file_says_what_it_is_for():
     assert not (bad := untitled(modules())), said(bad)
+
+
+def test_a_file_reads_ops_of_shardfns_that_it_registers():
+    assert not (bad := unregistered(modules())), said(bad)
+    assert any("torch.ops.shardfn." in ast.unparse(module.tree) for module in modules())
 
 
 def test_the_door_is_a_list_of_names():
@@ -403,6 +440,9 @@ SAMPLES = [
     (nameless, "_common.walk", ""),
     (unplaced, "extras.walk", ""),
     (untitled, "mesh", "x = 1"),
+    (unregistered, "inspect.memory", "PACK = torch.ops.shardfn.pack.default"),
+    (unregistered, "inspect.memory", "class A:\n    ops = {torch.ops.shardfn.pack.default: 1}"),
+    (unregistered, "inspect.memory", "@keep(torch.ops.shardfn.pack)\ndef f(): ..."),
 ]
 
 FINE = [
@@ -426,6 +466,12 @@ FINE = [
     ),
     (private_torch, "types", "import torch\nx._private\ntorch.fx.Graph().nodes"),
     (nameless, "partition.base_case", ""),
+    (
+        unregistered,
+        "ops.pack",
+        "@custom_op('shardfn::pack')\ndef pack(): ...\nPACK = torch.ops.shardfn.pack.default",
+    ),
+    (unregistered, "inspect.memory", "def f():\n    return torch.ops.shardfn.pack.default"),
 ]
 
 

@@ -12,14 +12,14 @@ import attrs
 import torch
 
 from ...capture.checkpoint.recompute import is_view
+from ...ops.pack import PACK
+from ..loops import RUN_LOOP
 from ..text import Unwritable, tensor_text, value_text
 from ..text.ops import name_of
 
 aten = torch.ops.aten
 Node = torch.fx.Node
-PACK = torch.ops.shardfn.pack.default
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
-RUN_LOOP = torch.ops.shardfn.run_loop.default
 
 
 def may_be_in_block(node: Node) -> bool:

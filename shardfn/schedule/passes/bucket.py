@@ -15,7 +15,7 @@ import torch
 from ...capture.graph_copies import copied
 from ...collectives import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDUCE_SCATTER, implement
 from ...ops.nodes import args_of
-from ...ops.pack import pack as _pack_op  # noqa: F401
+from ...ops.pack import PACK
 from ..reorder import sort
 from ..schedule_plan import SchedulePlan
 
@@ -198,7 +198,7 @@ class _Pack:
 
 def _pack_flat(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
     """Concatenate payloads."""
-    return parts[0] if len(parts) == 1 else pack.call(torch.ops.shardfn.pack.default, parts)
+    return parts[0] if len(parts) == 1 else pack.call(PACK, parts)
 
 
 def _pack_rows(pack: _Pack, parts: list[torch.fx.Node], n: int) -> torch.fx.Node:
