@@ -120,6 +120,7 @@ from .dynamo.sizes import (
     torch_marks,
 )
 from .dynamo.spared import graph_module
+from .dynamo.sparse import Sparse
 from .dynamo.steps import Functions as StepFunctions
 from .dynamo.symbols import Sized, Symbols
 from .dynamo.tensor_classes import class_name, holds_tensors, is_foreign, reads_calls
@@ -189,9 +190,11 @@ from .tracing import (
     base_of,
     carries_tangent,
     codegen_of,
+    coordinates_of,
     core_decompositions,
     custom_ops,
     derivative_levels,
+    elements_of,
     fake_mode,
     has_tangent,
     in_dual_level,
@@ -287,6 +290,7 @@ __all__ = [
     "Rerun",
     "SETTINGS",
     "Shell",
+    "Sparse",
     "WithoutEffects",
     "Sized",
     "StepFunctions",
@@ -308,6 +312,8 @@ __all__ = [
     "backward_of",
     "backward_pre_hooks_of",
     "base_of",
+    "coordinates_of",
+    "elements_of",
     "below_gradient",
     "buffers_of",
     "cache_folder",

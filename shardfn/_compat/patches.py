@@ -36,6 +36,7 @@ from .dynamo import (
     shown,
     sizes,
     spared,
+    sparse,
     steps,
     tree_functions,
     under_transforms,
@@ -307,10 +308,10 @@ READING = (  # a captured function, by Dynamo
         calls={VARIABLES + "UserFunctionVariable.call_function": tree_functions.run_as_it_is},
     ),
     Patch(
-        what="DTensors in Dynamo",
+        what="DTensors, meshes and groups in Dynamo",
         why="calls, methods, attributes and classes of DTensors, and collectives, are ours: global "
-        "tensors and the three prims",
-        lost="code with DTensors would be traced with torch's own rules",
+        "tensors and the three prims; a mesh is Dynamo's stand-in, and knows the rank that reads",
+        lost="code with DTensors would be traced with torch's own rules, for one rank",
         calls={
             **each(
                 calls.function_called,
@@ -333,15 +334,6 @@ READING = (  # a captured function, by Dynamo
             VARIABLES + "BuiltinVariable.call_type": calls.class_of,
             VARIABLES + "BuiltinVariable.call_isinstance": calls.is_instance,
             "torch._dynamo.output_graph:SubgraphTracer.create_node": calls.node_created,
-        },
-        takes="dtensors",
-    ),
-    Patch(
-        what="meshes and groups in Dynamo",
-        why="methods, attributes and texts are those of Dynamo's stand-in, and questions for the "
-        "rank have the answer of one rank",
-        lost="a mesh would give every rank the coordinates of one rank",
-        calls={
             OBJECT_CALL: objects.method_called,
             OBJECT_ATTRIBUTE: objects.attribute_read,
             OBJECT_HAS: objects.has_attribute,
@@ -350,6 +342,19 @@ READING = (  # a captured function, by Dynamo
             f"{TRANSLATOR}.setup_or_before_with": objects.context_entered,
         },
         takes="dtensors",
+    ),
+    Patch(
+        what="sparse tensors in Dynamo",
+        why="it refuses them: ours are the dense tensors that they store",
+        lost="functions that close over a sparse tensor would be refused",
+        calls={
+            BUILDER + "VariableBuilder.wrap_tensor": sparse.closed_over,
+            VARIABLES + "TorchInGraphFunctionVariable.call_function": sparse.function_called,
+            VARIABLES + "BuiltinVariable.call_function": sparse.operator_called,
+            VARIABLES + "TensorVariable.call_method": sparse.method_called,
+            VARIABLES + "BuiltinVariable.call_isinstance": sparse.is_instance,
+        },
+        takes="sparse",
     ),
     Patch(
         what="flex attention under torch.func",

@@ -34,6 +34,8 @@ name_of_op = operator.attrgetter("_opname")  # without namespace and overload
 codegen_of = operator.attrgetter("_codegen")  # of a graph
 sequence_number = operator.attrgetter("_sequence_nr")  # of an autograd node
 version_of = operator.attrgetter("_version")  # of a tensor: how many in-place writes
+coordinates_of = operator.methodcaller("_indices")  # of a sparse tensor: (dims, elements)
+elements_of = operator.methodcaller("_values")  # of a sparse tensor
 base_of = operator.attrgetter("_base")  # of a view: the tensor whose memory it shares
 
 __all__ = ["FakeTensorMode", "OpOverload", "is_fake"]

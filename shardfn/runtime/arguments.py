@@ -24,6 +24,7 @@ from ..capture.closure.closed_over_tensors import lost_tangent
 from ..capture.dtensors.flattened_meshes import home_of
 from ..capture.dtensors.placement_checks import needs_ranks
 from ..capture.refusals.leaked_values import LeakedTensor, leaked
+from ..capture.rewrites import sparse_borders
 from ..capture.rewrites.as_strided import refuse_unstrided
 from ..errors import PlacementError, ShardError, TreeError, call_site
 from ..mesh import (
@@ -186,6 +187,7 @@ def arguments_of(request: Request, call: Taken) -> Arguments:
         n for n in static if any(isinstance(leaves[i], torch.Tensor) for i in made.places([n]))
     }
     argnums.refuse_static(request.name, static, donated, args, holding)
+    sparse_borders.refuse_donated(request.name, args, donated)
     return made
 
 
@@ -336,6 +338,8 @@ def prepared_for(request: Request, args: Any, kwargs: Any) -> tuple[Any, Any]:
     _tree.learn((args, kwargs))
     _tree.learn_registered((args, kwargs))
 
+    sparse_borders.refuse_followed(name, request.signature_of, args, kwargs)
+
     def prepared(x: Any) -> Any:
         x = _prepared(name, x)
         # DTensors on a part of the mesh of a program of global tensors
@@ -365,13 +369,18 @@ def _on_mesh(name: str, x: DTensor, mesh: Any) -> DTensor:
 
 def _is_other(x: Any) -> bool:
     if isinstance(x, torch.Tensor):
-        return _compat.is_arriving(x) or _compat.holds_tensors(_shown(x))
+        is_sparse = x.layout is not torch.strided and sparse_borders.is_supported(x)
+        return is_sparse or _compat.is_arriving(x) or _compat.holds_tensors(_shown(x))
     return _compat.registered(type(x)) is not None
 
 
 def _prepared(name: str, x: Any) -> Any:
     if not _is_other(x):
         return x
+    if sparse_borders.is_supported(x):
+        made = sparse_borders.split(x)
+        _tree.learn_registered((made,))
+        return made
     if _compat.is_arriving(x):
         return x.wait()
     if isinstance(x, SimulatedTensor):

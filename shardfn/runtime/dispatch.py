@@ -17,6 +17,7 @@ from .. import _compat, _tree
 from ..capture import Reads, Template, constant_key
 from ..capture.refusals.leaked_values import leaked
 from ..capture.rewrites.as_strided import refuse_unstrided
+from ..capture.rewrites.sparse_borders import is_supported
 from ..errors import ShardError
 from ..mesh import axes_of, current_mesh
 from ..own_dtensors import OwnDTensor
@@ -66,9 +67,11 @@ def call(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     try:
         key = [_spec(x) if type(x) in DTENSORS else _signature(x) for x in leaves]
     except (RuntimeError, NotImplementedError):  # for a tensor without strides
-        paths = _tree.argument_paths(request.signature_of, args, kwargs)
-        refuse_unstrided(request.name, leaves, paths)
-        raise
+        if not any(map(is_supported, leaves)):
+            paths = _tree.argument_paths(request.signature_of, args, kwargs)
+            refuse_unstrided(request.name, leaves, paths)
+            raise
+        return call(request, *prepared_for(request, args, kwargs))
     for entry in store.entries:
         if entry.fits(key, *around):
             if not entry.follows(leaves):

@@ -19,6 +19,8 @@ from torch.distributed.tensor import DTensor, Shard
 from .. import _compat, _tree
 from ..capture import Captured
 from ..capture.rewrites.as_strided import refuse_view
+from ..capture.rewrites.sparse_borders import results
+from ..capture.rewrites.sparse_matrices import SparseMatrix
 from ..errors import PlacementError, call_site
 from ..mesh import all_coordinates, axes_of
 from ..own_dtensors import has_own
@@ -583,6 +585,8 @@ def in_tree(captured: Captured) -> Callable[[list[Any]], Any]:
     tree = captured.program.out_tree
     constants = captured.program.out_leaves
     unflatten = _tree.unflatten
+    if SparseMatrix in _tree.container_classes(tree):
+        return lambda outs: results(unflatten(tree, _filled(constants, outs)))
     if all(c is TENSOR for c in constants):
         return lambda outs: unflatten(tree, outs)
     return lambda outs: unflatten(tree, _filled(constants, outs))

@@ -18,9 +18,10 @@ from ..tracing import read_by_dynamo
 Opened = tuple[list[Any], Any, list[Any]]  # children, what else it is, their names
 # attributes that a graph cannot use, by class: offsets of words in the texts of a batch
 LEFT_OUT = {"BatchEncoding": "_encodings"}
-# classes whose objects are their attributes, by module: the caches of Hugging Face
-RECORDS = {"transformers.cache_utils"}
-PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, type)
+# classes whose objects are their attributes, by module: the caches of Hugging Face, and sparse
+# tensors inside captured functions
+RECORDS = {"transformers.cache_utils", "shardfn.capture.rewrites.sparse_matrices"}
+PLAIN = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.Size, type)
 
 
 class Class(NamedTuple):

@@ -289,6 +289,8 @@ def _guard_value(x: Any, kind: str, key: Any) -> Any:
     """
     if kind == "TENSOR_MATCH" and isinstance(x, torch.Tensor):
         return x.shape, x.dtype, x.requires_grad
+    if kind == "SPARSE_MATCH":
+        return x.requires_grad, _compat.version_of(x)
     if kind == "SETTING":
         return x()
     if kind in LENGTH and not isinstance(x, tuple):
@@ -315,6 +317,8 @@ def _guard_test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any],
         shape, dtype, requires_grad = answer
         meta = f"{name}.shape == {bound(shape)} and {name}.dtype is {bound(dtype)}"
         return f"{meta} and {name}.requires_grad is {requires_grad}"
+    if kind == "SPARSE_MATCH":
+        return f"({name}.requires_grad, {bound(_compat.version_of)}({name})) == {answer}"
     if kind == "SETTING":
         return f"{name}() is {answer}"
     if kind in LENGTH:

@@ -18,7 +18,7 @@ from ...errors import CaptureError, ShardError, is_ours
 from .. import annotations as sources
 from ..aten_trace import hooked_values
 from ..refusals import data_dependent, leaked_values, torch_errors
-from ..rewrites import python_substitutes
+from ..rewrites import python_substitutes, sparse_borders, sparse_matrices
 from ..rewrites.custom_op_gradients import refuse_dropped_call
 from . import module_copies
 from .attribute_stores import stored_at
@@ -71,8 +71,9 @@ class PureModule:
             call: int, params: Any, buffers: Any, args: Any, kwargs: Any
         ) -> tuple[torch.Tensor, ...]:
             call_record = self.known[call]
+            given = sparse_borders.rejoined((params, buffers, args, kwargs))
             with running(self.name):
-                out = self.batched_if_needed(call_record, params, buffers, args, kwargs)
+                out = self.batched_if_needed(call_record, *given)
             tensors: list[torch.Tensor] = []
             call_record["tree"] = self.returned.pair(out, tensors)
             return tuple(tensors)
@@ -82,7 +83,7 @@ class PureModule:
 
         return (
             _compat.constant_in_graph(number),
-            _compat.keep_in_graph(flat),
+            sparse_borders.takes_parts(_compat.keep_in_graph(flat)),
             _compat.constant_in_graph(tree),
         )
 
@@ -265,6 +266,7 @@ class ModuleTracing(TorchFunctionMode):
         self.fakes: dict[
             int, tuple[Any, Any, int]
         ] = {}  # held tensors by id, with their counts of in-place writes
+        self.split: dict[int, tuple[Any, Any]] = {}  # held sparse tensors by id, with their parts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -286,6 +288,9 @@ class ModuleTracing(TorchFunctionMode):
             return self.read(func, args, data_dependent.cause_in_file(file) or reads, line)
         if self.mode is not None:
             args, kwargs = _tree.map_held(self.fake, (args, kwargs))
+        if any(map(sparse_borders.is_supported, args)):
+            args = tuple(map(self.dense_parts, args))
+            return sparse_matrices.called(name, args, kwargs)
         try:
             return _substitute_of(func)(*args, **kwargs)
         except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:
@@ -314,11 +319,25 @@ class ModuleTracing(TorchFunctionMode):
         """A fake tensor in place of a tensor with values."""
         if not isinstance(x, torch.Tensor) or _compat.is_fake(x):
             return x
+        if sparse_borders.is_supported(x):
+            return x
         if id(x) not in self.fakes:
             assert self.mode is not None
             made = self.mode.from_tensor(x)
             self.fakes[id(x)] = (x, made, _compat.version_of(made))
         return self.fakes[id(x)][1]
+
+    def dense_parts(self, x: Any) -> Any:
+        """The parts of a sparse tensor that the module holds."""
+        if not sparse_borders.is_supported(x):
+            return x
+        if id(x) not in self.split:
+            self.split[id(x)] = x, sparse_borders.split(x)
+        made = self.split[id(x)][1]
+        if self.mode is None:
+            return made
+        positions, elements = _tree.map_held(self.fake, (made.positions, made.elements))
+        return sparse_matrices.SparseMatrix(made.kind, made.shape, made.state, positions, elements)
 
     def refuse_written(self) -> None:
         """Refuse in-place writes to a tensor with values: they would change it during the

@@ -20,6 +20,7 @@ from ..inputs import Inputs
 from ..refusals import tensor_subclasses
 from ..replay import Replay
 from ..result_tree import Result
+from ..rewrites import sparse_borders
 from ..shard_map import axis_names as named
 
 
@@ -48,6 +49,7 @@ class _Flat:
         with ambient.drawing_from(source):
             known = {id(x): v for x, v in pairs}
             out = _replayed(self.python, self.positional, known)
+        out = _tree.map_held(sparse_borders.split_held, out)
         _tree.learn(out)
         tensor_subclasses.refuse_results(out, self.inputs.name)
         tensor_subclasses.refuse_unheld_tensors(out, self.inputs.name)

@@ -21,6 +21,8 @@ from ..rewrites import (
     decompositions,
     inner_gradients,
     python_substitutes,
+    sparse_borders,
+    sparse_matrices,
     substitutes_under_transforms,
     tensor_indices,
 )
@@ -110,6 +112,7 @@ def _patched_torch(
             "capture",
             substitutes={
                 **python_substitutes.TABLE,
+                **sparse_matrices.TABLE,
                 **inner_gradients.TABLE,
                 **_compat.substitutes(),
             },
@@ -120,6 +123,7 @@ def _patched_torch(
             device=settings.device,
             is_dynamic=bool(settings.dynamic),
             dtensors=DTensors(mode, arguments),
+            sparse=sparse_borders.IN_DYNAMO,
             memo=memo,
             steps=tensor_indices.FUNCTIONS,
             under_transforms=substitutes_under_transforms.GIVEN,

@@ -222,8 +222,11 @@ CAUSES = (
         f"return the new value from the body; {BUFFERS}",
     ),
     ("a leaf Variable that requires grad is being used in an in-place", *HELD),
-    ("not support sparse Tensors", "it computes with a sparse tensor", DENSE),
-    ("sparse_coo_tensor", "it makes a sparse tensor", DENSE),
+    (
+        "not support sparse Tensors",
+        "it makes a sparse tensor of a dense one, or of a layout other than COO, CSR and CSC",
+        DENSE,
+    ),
     ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
 )
 

@@ -18,7 +18,8 @@ from ..aten_views import viewed
 def kind_without_strides(x: torch.Tensor) -> str | None:
     """The name of the layout of a tensor without strides. None for a strided tensor."""
     if x.layout != torch.strided:
-        return f"{x.layout}"
+        has_dense = x.layout == torch.sparse_coo and x.dense_dim() > 0
+        return f"{x.layout} with dense dims" if has_dense else f"{x.layout}"
     if x.is_nested:
         return "a nested tensor"
     return f"quantized, {x.dtype}" if x.is_quantized else None

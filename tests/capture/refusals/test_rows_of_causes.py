@@ -23,7 +23,7 @@ LEAF = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SETTING = contextvars.ContextVar("setting", default=1.0)
 WITH_GRADIENT = torch.ones(6, dtype=torch.float64)
 WITH_GRADIENT.grad = torch.ones(6, dtype=torch.float64)
-SPARSE = torch.eye(6, dtype=torch.float64).to_sparse()
+SPARSE = torch.eye(6, dtype=torch.float64).to_sparse_bsr((2, 2))
 SEEN: dict[str, Any] = {}
 KEPT: list[Any] = []
 OF_NUMPY, OLD = np.random.default_rng(0), np.random.RandomState(0)
@@ -185,9 +185,6 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "HOP: Unsafe side effect": jit(loops),
     "a leaf Variable that requires grad is being used in an in-place": jit(lambda x: LEAF.add_(x)),
     "not support sparse Tensors": jit(lambda x: SPARSE @ x),
-    "sparse_coo_tensor": jit(
-        lambda x: torch.sparse_coo_tensor(torch.zeros(1, 6, dtype=torch.int64), x, (6,)).to_dense()
-    ),
     "in extra_args that has more elements": jit(
         lambda x: sf.vmap(lambda y: torch.zeros(3, dtype=y.dtype).mul_(y))(x)
     ),
