@@ -164,7 +164,7 @@ def normal_of_numbers(mean: float, std: float, size: Any, **kwargs: Any) -> torc
 
 @_compat.read_by_dynamo
 def truncated_normal_(
-    x: torch.Tensor,
+    tensor: torch.Tensor,
     mean: float = 0.0,
     std: float = 1.0,
     a: float = -2.0,
@@ -177,9 +177,9 @@ def truncated_normal_(
     _refuse_generator("nn.init.trunc_normal_", generator)
     ends = [math.erf((end - mean) / (std * math.sqrt(2))) for end in (a, b)]
     with torch.no_grad():
-        u = torch.rand(x.shape, dtype=compute_dtype(x.dtype), device=x.device)
+        u = torch.rand(tensor.shape, dtype=compute_dtype(tensor.dtype), device=tensor.device)
         value = from_uniform.truncated_normal(u, *ends) * std + mean
-        return x.copy_(value.clamp(a, b))
+        return tensor.copy_(value.clamp(a, b))
 
 
 def patched_initialisation() -> AbstractContextManager[None]:

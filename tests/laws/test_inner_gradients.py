@@ -42,7 +42,10 @@ def physics(params: Params, x: torch.Tensor) -> torch.Tensor:
 
 def penalty(params: Params, x: torch.Tensor) -> torch.Tensor:
     between = (0.3 * x + 0.7 * x.flip(0)).requires_grad_(True)
-    (g,) = taken(net(params, between).sum(), between, create_graph=True)
+    out = net(params, between)
+    ones = torch.ones_like(out)
+    options: Any = {"create_graph": True, "retain_graph": True, "only_inputs": True}
+    g = taken(outputs=out, inputs=between, grad_outputs=ones, **options)[0]
     return ((g.norm(2, 1) - 1) ** 2).mean()
 
 

@@ -51,6 +51,8 @@ class EagerMode(TorchFunctionMode):
             return is_first
         if is_asked and (passed := _compat.check_passed(frame)) is not None:
             return passed
+        if func is torch.Tensor.requires_grad_ and _compat.inside_transform():
+            raise OnlyFake  # torch.func refuses it, where a capture does not
         out = failed = None
         try:
             with _compat.requires_grad_allowed():
@@ -88,7 +90,7 @@ class OnlyFake(Exception):
 
 def _zeros_like(x: Any) -> Any:
     """A tensor of zeros like one without values."""
-    if not isinstance(x, torch.Tensor):
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return x
     if x.numel() > LARGE:
         made = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)

@@ -4,6 +4,7 @@ and gradient, whole and cut.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 
 import shardfn as sf
 from shardfn import P
+from shardfn.capture.rewrites import inner_gradients, python_substitutes
 
 G = torch.Generator().manual_seed(3)
 X, Y = (
@@ -96,6 +98,20 @@ def test_chunked_linear_cross_entropy_has_its_gradient() -> None:
     w = torch.randn(4, 7, generator=G, dtype=torch.float64)
     wanted = torch.func.grad(lambda w: F.cross_entropy(X @ w.T, target))(w)
     torch.testing.assert_close(sf.grad(loss)(w), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_substitutes_take_the_arguments_of_torchs_functions() -> None:
+    known = 0
+    for fn, ours in {**python_substitutes.TABLE, **inner_gradients.TABLE}.items():
+        try:
+            taken = inspect.signature(fn).parameters.values()
+        except ValueError:
+            continue  # a function of C++
+        given = inspect.signature(ours).parameters.values()
+        rows = [(x.name, x.kind, x.default) for x in taken]
+        assert [(x.name, x.kind, x.default) for x in given] == rows, fn
+        known += 1
+    assert known > 3
 
 
 def test_what_is_called_eagerly_stays_torchs_own() -> None:
