@@ -209,6 +209,8 @@ def _python_print_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> C
             fix="sf.debug.callback(write, x), with a function that writes",
             source=where,
         )
+    if file is not None and file is not sys.stdout:
+        kwargs["is_error"] = True
     return _call_or_defer("plain", where, args, kwargs)
 
 

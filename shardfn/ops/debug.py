@@ -14,6 +14,7 @@ import contextvars
 import itertools
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -176,10 +177,16 @@ def _print(rank: int | None, where: str, text: str, *args: Any, **kwargs: Any) -
 
 
 def _python_print(
-    rank: int | None, where: str, *args: Any, sep: Any = " ", end: Any = "\n"
+    rank: int | None,
+    where: str,
+    *args: Any,
+    sep: Any = " ",
+    end: Any = "\n",
+    is_error: bool = False,
 ) -> None:
-    """Print as Python's own `print` does."""
-    builtins.print(*args, sep=sep, end=end, flush=True)
+    """Print as Python's own `print` does, to the output or to the errors of the process."""
+    file = sys.stderr if is_error else None
+    builtins.print(*args, sep=sep, end=end, file=file, flush=True)
 
 
 def _log(rank: int | None, where: str, name: str, method: str, *args: Any, **kwargs: Any) -> None:
@@ -245,6 +252,9 @@ def show_constants_at_end(name: str) -> Iterator[None]:
     Args:
         name: of the function.
     """
+    if _constant_calls.get() is not None:  # another one is around it
+        yield
+        return
     token = _constant_calls.set([])
     try:
         yield
@@ -255,13 +265,15 @@ def show_constants_at_end(name: str) -> Iterator[None]:
             kind, _, where, args, kwargs = json.loads(text)
             note = f"(when {name} is captured: no tensor is in it)"
             positional = _with_note(kind, _decode(args, ()), note)
-            SHOWS[kind](None, where, *positional, **_decode(kwargs, ()))
+            named = _decode(kwargs, ())
+            named |= {"end": "\n"} if named.get("end") == "" else {}
+            SHOWS[kind](None, where, *positional, **named)
 
 
 def _with_note(kind: str, args: tuple[Any, ...], note: str) -> tuple[Any, ...]:
     """Append a note to the text among the arguments of a debug call."""
     if kind == "plain":
-        return *args, note
+        return *(x.rstrip("\n") if isinstance(x, str) else x for x in args), note
     first = 0 if kind == "warn" else 3 if args[1] == "log" else 2
     return *args[:first], f"{args[first]} {note}", *args[first + 1 :]
 

@@ -5,6 +5,7 @@ loops and branches, under each transform, on each mesh, compiled and on real ran
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,7 +75,15 @@ def checkpointed(x: Tensor) -> Tensor:
     return sf.checkpoint(straight)(x)
 
 
-PROGRAMS = (straight, scanned, looped, branched, checkpointed)
+def written(x: Tensor) -> Tensor:
+    y = (x * x).sum()
+    sys.stdout.write(f"y {y:.3f}\n")
+    sys.stdout.flush()
+    sys.stdout.write(f"x {x.sum():.3f}\n")
+    return y
+
+
+PROGRAMS = (straight, scanned, looped, branched, checkpointed, written)
 
 
 @contextlib.contextmanager
@@ -152,6 +161,35 @@ def test_vmap_shows_each_sample(capsys: Any) -> None:
     assert lines(capsys, lambda: sf.vmap(f, in_axes=(0, None))(xs, torch.tensor(5.0))) == wanted
     per_sample = sf.vmap(sf.grad(f), in_axes=(0, None))
     assert lines(capsys, lambda: per_sample(xs, torch.tensor(5.0))) == wanted
+
+
+def test_constants_are_shown_once_where_a_capture_is_repeated(capsys: Any) -> None:
+    layer = torch.nn.Linear(5, 2).double()
+
+    def step(x: Tensor) -> Tensor:
+        sys.stdout.write("begin\n")
+        return layer(x)
+
+    step(X)
+    capsys.readouterr()
+    sf.jit(step, backend="aten")(X)  # autograd follows the weights, once they are known
+    note = "(when jit(step) is captured: no tensor is in it)"
+    assert capsys.readouterr().out.splitlines() == [f"begin {note}"]
+
+
+def test_what_is_printed_to_the_errors_of_a_process_goes_there(capsys: Any) -> None:
+    def step(x: Tensor) -> Tensor:
+        print("loss", x.sum(), file=sys.stderr)
+        sys.stderr.write(f"mean {x.mean():.1f}\n")
+        print("here")
+        return x
+
+    step(X)
+    wanted = capsys.readouterr()
+    sf.jit(step, backend="aten")(X)
+    got = capsys.readouterr()
+    assert got.err == wanted.err
+    assert got.out == "here (when jit(step) is captured: no tensor is in it)\n"
 
 
 def test_compiled_code_shows_in_order(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

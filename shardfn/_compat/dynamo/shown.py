@@ -10,6 +10,7 @@ import collections
 import logging
 import operator
 import re
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from ...errors import CaptureError, user_frame
+from ..tracing import read_by_dynamo
 from .sizes import user_line
 
 QUESTIONS = ("isEnabledFor", "getEffectiveLevel", "hasHandlers")
@@ -179,16 +181,52 @@ def _cell(tx: Any, content: Any) -> types.CellType:
 
 
 def method_loaded(load: Callable[..., Any], tx: Any, name: str) -> None:
-    """Patch Dynamo's load of a container's method, without realizing the container."""
+    """Patch Dynamo's load of a method: of a container, without realizing it, or of the process's
+    output, which print stands for.
+    """
     from torch._dynamo.variables import GetAttrVariable
+    from torch._dynamo.variables.base import VariableTracker
 
     x = tx.stack[-1]
+    if name in STREAMS:
+        value = x.original_value() if _is_unread(x) else _object_of(x)
+        if value is not None and (value is sys.stdout or value is sys.stderr):
+            tx.stack[-1] = VariableTracker.build(tx, STREAMS[name][value is sys.stderr])
+            return
     if _is_unread(x):
         kind = type(x.original_value())
         if kind in CONTAINERS and callable(getattr(kind, name, None)):
             tx.stack[-1] = GetAttrVariable(x, name)
             return
     load(tx, name)
+
+
+def _object_of(x: Any) -> Any:
+    """The object that a variable stands for; None for one that Dynamo has another class for."""
+    from torch._dynamo.variables import UserDefinedObjectVariable
+
+    x = x.realize()
+    return x.value if isinstance(x, UserDefinedObjectVariable) else None
+
+
+@read_by_dynamo
+def _write_out(text: str) -> None:
+    """sys.stdout.write."""
+    print(text, end="")
+
+
+@read_by_dynamo
+def _write_error(text: str) -> None:
+    """sys.stderr.write."""
+    print(text, end="", file=sys.stderr)
+
+
+@read_by_dynamo
+def _flush() -> None:
+    """sys.stdout.flush: what a program prints is not held back."""
+
+
+STREAMS = {"write": (_write_out, _write_error), "flush": (_flush, _flush)}
 
 
 def logger_called(

@@ -13,6 +13,7 @@ from ...capture import Arguments, Captured
 from ...capture.drawing import refuse_state
 from ...capture.key_reuse import used_keys
 from ...errors import ShardError, call_site
+from ...ops import debug
 from ...placement import Stage
 from ...types import stage_of
 from ..arguments import Placed
@@ -40,16 +41,17 @@ def followed_capture(
     names: tuple[str, ...] = ()
     # the capture without gradients, which has the user's names of what is closed over
     first: Captured | None = None
-    while True:
-        mine = _following(request, arguments, placed, closed, names)
-        captured = captured_for(mine, arguments, placed)
-        outside = captured.outside
-        first = first or captured
-        lost = outside.lost(closed) if request.differentiated is not None else []
-        if not lost:
-            break
-        closed += tuple(outside.tensors[i] for i in lost)
-        names += tuple(outside.names[i] for i in lost)
+    with debug.show_constants_at_end(request.name):
+        while True:
+            mine = _following(request, arguments, placed, closed, names)
+            captured = captured_for(mine, arguments, placed)
+            outside = captured.outside
+            first = first or captured
+            lost = outside.lost(closed) if request.differentiated is not None else []
+            if not lost:
+                break
+            closed += tuple(outside.tensors[i] for i in lost)
+            names += tuple(outside.names[i] for i in lost)
     derivative = captured.derivative
     if derivative is not None and derivative.lost:
         _refuse_undifferentiated(mine, derivative.lost)
