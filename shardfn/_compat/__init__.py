@@ -128,7 +128,7 @@ from .dynamo.tree_functions import of_trees, owned
 from .dynamo.under_transforms import UnderTransforms
 from .dynamo.value_checks import check_passed
 from .fakes.answers import result_of
-from .fakes.zeros import write_out_zeros
+from .fakes.zeros import is_zero_tensor, write_out_zeros
 from .inductor import (
     Integer,
     Source,
@@ -388,6 +388,7 @@ __all__ = [
     "is_tracing",
     "is_unreduced",
     "is_wrapped",
+    "is_zero_tensor",
     "jvp",
     "keep_in_graph",
     "kernels",

@@ -119,6 +119,13 @@ def test_derivatives_of_a_pipelined_gradient_are_those_of_one_device() -> None:
         assert difference(*placed_evenly(function)) < 1e-10
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_gradients_that_are_known_to_be_zero(schedule: str) -> None:
+    loss = mlp(4).loss
+    sign = lambda params, batch: torch.sgn(loss(params, batch))
+    assert difference(*placed_evenly(sf.pipelined_grad(sign, 3, schedule=schedule))) < 1e-10
+
+
 def test_donated_parameters_are_updated_in_place_of_the_old() -> None:
     derivative = sf.pipelined_grad(mlp(4).loss, 3)
 

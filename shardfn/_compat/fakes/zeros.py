@@ -43,7 +43,7 @@ def _dtype(a: Any, b: Any) -> torch.dtype:
     """
     for x, other in ((a, b), (b, a)):
         if (
-            _is_zero(x)
+            is_zero_tensor(x)
             and not x.dim()
             and x.dtype in NUMBERS
             and isinstance(other, torch.Tensor)
@@ -53,7 +53,7 @@ def _dtype(a: Any, b: Any) -> torch.dtype:
     return torch.result_type(a, b)
 
 
-def _is_zero(x: Any) -> bool:
+def is_zero_tensor(x: Any) -> bool:
     """Check whether a value is a zero tensor."""
     return isinstance(x, torch.Tensor) and x._is_zerotensor()
 
@@ -77,17 +77,19 @@ def _div(a: Any, b: Any) -> torch.Tensor:
     """Divide where an operand is a zero tensor: zeros, nan or inf."""
     shape, dtype, device = _result(a, b)
     dtype = dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
-    if not _is_zero(b):
+    if not is_zero_tensor(b):
         return _zero(shape, dtype, device)
-    return a * torch.full(shape, math.nan if _is_zero(a) else math.inf, dtype=dtype, device=device)
+    return a * torch.full(
+        shape, math.nan if is_zero_tensor(a) else math.inf, dtype=dtype, device=device
+    )
 
 
 def _add(a: Any, b: Any, *, alpha: Any = 1) -> torch.Tensor:
     """Add where a term is a zero tensor: the other term, expanded and scaled."""
     shape, dtype, device = _result(a, b)
-    if _is_zero(a) and _is_zero(b):
+    if is_zero_tensor(a) and is_zero_tensor(b):
         return _zero(shape, dtype, device)
-    if not _is_zero(a):
+    if not is_zero_tensor(a):
         factor = 1
         term = a
     else:
@@ -214,7 +216,7 @@ def write_out_zeros(graph: torch.fx.GraphModule) -> None:
         if node.target is ATEN._efficientzerotensor.default:
             node.target = ATEN.zeros.default
         value = node.meta.get("val")
-        if _is_zero(value):
+        if is_zero_tensor(value):
             node.meta["val"] = torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device=value.device
             )

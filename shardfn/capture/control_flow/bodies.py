@@ -72,7 +72,8 @@ class BodyWithSums:
         start, end = self.carries, self.carries + self.sums
         outs = self.region([*entered[:start], *entered[end:]], free)
         terms = zip(entered[start:end], outs[start:end], strict=True)
-        return [*outs[:start], *(s + x for s, x in terms), *outs[end:]]
+        sums = [s if _compat.is_zero_tensor(x) else s + x for s, x in terms]
+        return [*outs[:start], *sums, *outs[end:]]
 
 
 class EnteringTensor:
