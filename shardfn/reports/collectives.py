@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import collections
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ class Reason:
     saves: str = ""
     seconds: float = 0.0
     is_asked: bool = False
-    lines: Mapping[str, float] = attrs.field(factory=dict, hash=False)
+    lines: Mapping[str, float] = attrs.field(default=types.MappingProxyType({}), hash=False)
 
 
 @attrs.frozen

@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch.fx import Node
 
+from .. import _compat
 from ..collectives import ALL_GATHER
 from ..inspect.transfers import Transfer, communicating_moves, transfers
 from ..ops.nodes import origin_of
@@ -79,7 +80,7 @@ def _readers(lowered: Lowered) -> dict[str, str]:
 def _is_passed(node: Node) -> bool:
     """Return whether an op only casts its input or views it."""
     target = node.target
-    return target is COPY or (isinstance(target, torch._ops.OpOverload) and target.is_view)
+    return target is COPY or (isinstance(target, _compat.OpOverload) and target.is_view)
 
 
 def _lines_of_buckets(

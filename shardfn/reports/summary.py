@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,7 @@ class Summary:
     nbytes: int
     collectives: int
     mfu: float | None = None
-    sends: Mapping[str, float] = attrs.field(factory=dict)
+    sends: Mapping[str, float] = types.MappingProxyType({})
     first: str = ""
     holder: str = ""
 

@@ -51,7 +51,8 @@ class EagerMode(TorchFunctionMode):
             return is_first
         if is_asked and (passed := _compat.check_passed(frame)) is not None:
             return passed
-        if func is torch.Tensor.requires_grad_ and _compat.inside_transform():
+        is_users = not is_ours(frame.f_code.co_filename)  # a derivative of ours calls it too
+        if func is torch.Tensor.requires_grad_ and is_users and _compat.inside_transform():
             raise OnlyFake  # torch.func refuses it, where a capture does not
         out = failed = None
         try:
