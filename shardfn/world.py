@@ -55,7 +55,8 @@ class _FakeWorldState:
 
 _ALONE = World("real", 1, 0)
 _entered = _FakeWorldState()
-_door = threading.Lock()  # one thread at a time enters or leaves
+# one thread at a time enters or leaves; it may ask for the world meanwhile
+_door = threading.RLock()
 _groups: weakref.WeakKeyDictionary[World, Iterator[int]] = (
     weakref.WeakKeyDictionary()
 )  # how often a world has made groups

@@ -82,6 +82,24 @@ def test_a_group_of_one_rank_says_how_to_leave_it() -> None:
         assert current_world().size == 4
 
 
+def test_so_does_one_that_shardfn_has_not_seen_before() -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    errors: list[Exception] = []
+
+    def enter() -> None:  # in a thread: a lock that waits for itself would stop the test
+        try:
+            with sf.fake_world(4):
+                pass
+        except sf.ShardError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=enter, daemon=True)
+    thread.start()
+    thread.join(60)
+    dist.destroy_process_group()
+    assert "the process group of a single rank exists already" in str(errors[0])
+
+
 LAUNCHED = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
 
 

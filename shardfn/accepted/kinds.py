@@ -238,7 +238,9 @@ WATCH = Kind(
     "a function of a rank and a tensor, or None",
     "watch=lambda rank, x: x.isnan().any()",
 )
-BACKEND = Kind(DEVICE_TYPE.test, "the name of a backend, or None", "'aten'")
+BACKEND = Kind(
+    lambda x: x in (None, "aten", "inductor"), "'inductor', 'aten' or None", "backend='aten'"
+)
 OF_SCALE = _state("scaler.init()", "scale", "good_steps")
 OF_AVERAGE = _state("ema.init(params)", "count", "average")
 OF_OPTIM = _state("opt.init(params)")
