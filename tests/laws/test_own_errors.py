@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -593,6 +594,18 @@ def test_what_a_run_to_find_an_error_stores_is_taken_back() -> None:
     error = error_of(lambda: sf.jit(f, backend="aten")(X))
     assert isinstance(error, KeyError)
     assert not seen and not hasattr(net, "last")
+
+
+def test_a_run_to_find_an_error_writes_to_no_array() -> None:
+    array = np.ones(3)
+
+    def f(x: Any) -> Any:
+        array[1] = 7.0
+        return look_up(x, "b")
+
+    for call in (sf.jit(f, backend="aten"), sf.grad(f)):
+        assert isinstance(error_of(lambda call=call: call(X)), KeyError)
+        assert array.tolist() == [1.0, 1.0, 1.0]
 
 
 WRITES: dict[str, Callable[[Any], Any]] = {

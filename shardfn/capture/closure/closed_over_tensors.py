@@ -286,6 +286,12 @@ def modules_of(fn: Callable[..., Any]) -> list[torch.nn.Module]:
     return list(modules.values())
 
 
+def arrays_of(fn: Callable[..., Any]) -> list[Any]:
+    """The NumPy arrays of numbers that a function reaches."""
+    every = {id(x): x for _, x in _reachable({"": fn}) if type(x).__name__ == "ndarray"}
+    return [x for x in every.values() if not x.dtype.hasobject]
+
+
 def _reachable(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The objects that can be reached from these roots through attributes and items, by name,
     nearest first.

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ... import _compat, _tree
 from ...errors import ShardError, is_inside, is_ours, source_at
 from ...tracebacks import note_users, user_frames
-from ..closure.closed_over_tensors import modules_of
+from ..closure.closed_over_tensors import arrays_of, modules_of
 from ..refusals import leaked_values
 
 LARGE = 2**20  # elements, from which on a tensor that stands for another has the memory of one
@@ -193,7 +193,10 @@ def _named_plainly(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def _modules_kept(fn: Callable[..., Any]) -> Iterator[None]:
-    """A context that restores the attributes of the modules that a function closes over."""
+    """A context that restores the attributes of the modules that a function closes over, and its
+    arrays.
+    """
+    arrays = [(x, x.copy()) for x in arrays_of(fn) if x.flags.writeable]
     parts = {part for module in modules_of(fn) for part in module.modules()}
     tables = [vars(part) for part in parts]
     tables += [x for table in tables for x in table.values() if type(x) is dict]
@@ -205,3 +208,5 @@ def _modules_kept(fn: Callable[..., Any]) -> Iterator[None]:
         for table, content in zip(tables, before, strict=True):
             table.clear()
             table.update(content)
+        for array, numbers in arrays:
+            array[...] = numbers

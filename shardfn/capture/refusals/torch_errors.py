@@ -66,6 +66,10 @@ SHARED = (
 
 BRANCHES = "Data-dependent branching"
 # torch's text -> the problem for the user, and the suggestion.
+WRITTEN_ARRAY = (
+    "it writes in place to a NumPy array by np.copyto or np.put",
+    "return the new value, or write to a copy: array.copy()",
+)
 CAUSES = (
     (_compat.NO_DERIVATIVE, *CUSTOM_OP),
     ("HigherOrderOperator custom_function_call", *CUSTOM_OP),  # where it takes a list of tensors
@@ -88,6 +92,8 @@ CAUSES = (
         "a module that is given its sizes: nn.Linear(5, 3) for nn.LazyLinear(3)",
     ),
     ("to be on the same device", DEVICES, ONE_DEVICE),
+    ("'dst' must be an array", *WRITTEN_ARRAY),  # np.copyto
+    ("'a' must be an array", *WRITTEN_ARRAY),  # np.put
     (
         _compat.ASKS_RANK,
         "it asks which rank it runs on, and its answer would be the same on every rank",

@@ -137,6 +137,7 @@ def raw(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 jit = lambda fn: lambda: sf.jit(fn, backend="aten")(X.clone())
+ARRAY = np.ones(6)
 PROGRAMS: dict[str, Callable[[], Any]] = {
     _compat.NO_DERIVATIVE: jit(lambda x: sf.grad(lambda y: twice(y).sum())(x)),
     "HigherOrderOperator custom_function_call": lambda: sf.grad(lambda x: first([x]).sum())(X),
@@ -147,6 +148,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "Tensor subclass Uninitialized": lambda: sf.init(
         lambda: nn.LazyLinear(2), sf.make_mesh((2,), ("a",)), P(), sf.random.key(0)
     ),
+    "'dst' must be an array": jit(lambda x: np.copyto(ARRAY, ARRAY) or x),
+    "'a' must be an array": jit(lambda x: np.put(ARRAY, [0], [1.0]) or x),
     "to be on the same device": jit(lambda x: x + torch.ones(6, device="meta")),
     _compat.MAKES_DTENSOR: lambda: sf.functionalize(Distributing(sf.make_mesh((2,), ("a",))))[0](
         {}, {}, X
