@@ -274,7 +274,11 @@ REFUSED: dict[str, tuple[Fn, str, str]] = {
     "row": (lambda a: a[0], "it reads rows of a sparse tensor", "A.to_dense()"),
     "exp": (torch.exp, "an argument is a sparse tensor", "A.to_dense()"),
     "cat": (lambda a: torch.cat([a, a]), "an argument is a sparse tensor", "A.to_dense()"),
-    "softmax": (lambda a: torch.sparse.softmax(a, 1), "an argument is a sparse tensor", "A.to"),
+    "softmax": (
+        lambda a: torch.sparse.softmax(a, 1),
+        "torch.sparse.softmax: an argument is a sparse tensor",
+        "A.to_dense()",
+    ),
     "in place": (lambda a: a.mul_(2), "mul_: an argument is a sparse tensor", "A.to_dense()"),
     "product": (lambda a: a @ a.t(), "both matrices are sparse", "A.to_dense()"),
     "number": (lambda a: a + 1, "a number: the sum is dense", "A.to_dense()"),
@@ -326,7 +330,7 @@ def test_what_cannot_enter_is_refused_with_its_path() -> None:
         sf.jit(lambda x: wanted @ x, backend="aten")(X)
     with torch.no_grad():
         assert_close(sf.jit(fn, backend="aten")({"a": wanted}), wanted @ X)
-    hybrid = torch.sparse_coo_tensor([[0, 1]], torch.ones(2, 3), (4, 3))
+    hybrid = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(2, 3), (4, 3))
     with pytest.raises(sf.CaptureError, match=r"d\['a'\] is torch.sparse_coo with dense dims"):
         sf.jit(fn, backend="aten")({"a": hybrid})
     with pytest.raises(sf.TreeError, match="donated argument 0 holds a sparse tensor"):

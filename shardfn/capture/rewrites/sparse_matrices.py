@@ -208,7 +208,8 @@ def _refuse(name: str, got: str, fix: str = "") -> None:
     Raises:
         CaptureError: always.
     """
-    where, known, advice = REFUSED.get(name, (name, "an argument is a sparse tensor", DENSE))
+    shown = name.replace("_sparse_", "torch.sparse.")
+    where, known, advice = REFUSED.get(name, (shown, "an argument is a sparse tensor", DENSE))
     raise CaptureError.of(where, got or known, needed=NEEDED, fix=fix or advice)
 
 
