@@ -505,20 +505,19 @@ CHECKPOINTED = Patch(
     is_mine=reading.is_reading,
 )
 
+PRINTS = Patch(
+    what="print, breakpoint, warnings and loggers in modules",
+    why="they would show the values of the capture, once",
+    lost="print in a module would show fake values",
+    calls={
+        **{place: functools.partial(shown.run_called, fn) for place, fn in shown.OF_PYTHON.items()},
+        "logging:Logger._log": shown.run_logged,
+    },
+    is_mine=reading.is_reading,
+)
+
 MODULE = (  # while a module runs that Dynamo does not trace
-    Patch(
-        what="print, breakpoint, warnings and loggers in modules",
-        why="they would show the values of the capture, once",
-        lost="print in a module would show fake values",
-        calls={
-            **{
-                place: functools.partial(shown.run_called, fn)
-                for place, fn in shown.OF_PYTHON.items()
-            },
-            "logging:Logger._log": shown.run_logged,
-        },
-        is_mine=reading.is_reading,
-    ),
+    PRINTS,
     Patch(
         what="code that asks whether it is compiled",
         why="it has fused kernels without a derivative, and branches on values where it is not; "
@@ -716,7 +715,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         ),
     ),
     "module": MODULE,
-    "again": (CHECKPOINTED,),  # while Python runs to find an error
+    "again": (PRINTS, CHECKPOINTED),  # while Python runs to find an error
     "backward hooks": (
         Patch(
             what="backward hooks of modules",

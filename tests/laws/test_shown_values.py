@@ -5,6 +5,7 @@ loops and branches, under each transform, on each mesh, compiled and on real ran
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -83,7 +84,16 @@ def written(x: Tensor) -> Tensor:
     return y
 
 
-PROGRAMS = (straight, scanned, looped, branched, checkpointed, written)
+def logged(x: Tensor) -> Tensor:
+    log = logging.getLogger("tests.shown")
+    y = (x * x).sum()
+    log.warning("y %.3f of %s", y, x.dtype)
+    print("y " + str(y) + " {braces} " + f"{y:.2f}")
+    print("y: " + f"{y}")
+    return y
+
+
+PROGRAMS = (straight, scanned, looped, branched, checkpointed, written, logged)
 
 
 @contextlib.contextmanager
@@ -175,6 +185,19 @@ def test_constants_are_shown_once_where_a_capture_is_repeated(capsys: Any) -> No
     sf.jit(step, backend="aten")(X)  # autograd follows the weights, once they are known
     note = "(when jit(step) is captured: no tensor is in it)"
     assert capsys.readouterr().out.splitlines() == [f"begin {note}"]
+
+
+def test_a_capture_that_fails_shows_no_values_of_its_own(capsys: Any) -> None:
+    def step(x: Tensor) -> Tensor:
+        print("loss", x.sum())
+        logging.getLogger("tests.shown").warning("mean %.2f", x.mean())
+        return __import__("math").pi * x
+
+    with pytest.raises(sf.CaptureError):
+        sf.jit(step, backend="aten")(X)
+    got = capsys.readouterr()
+    assert "FakeTensor" not in got.out + got.err
+    assert "Logging error" not in got.err
 
 
 def test_what_is_printed_to_the_errors_of_a_process_goes_there(capsys: Any) -> None:

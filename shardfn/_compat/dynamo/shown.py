@@ -36,6 +36,8 @@ OF_PYTHON = {
 }
 TEXTS = {str: "{!s}", repr: "{!r}"}
 FIELD = re.compile(r"%(%|[sr]|[-+ 0#]*\d*(?:\.\d+)?[feEgG])")  # of "..." % x
+NUMBERED = re.compile(r"{\w")  # a field with a number or a name
+JOINS = operator.add, operator.iadd
 FUNCTIONS = types.FunctionType, types.BuiltinFunctionType, types.MethodType, type
 
 
@@ -229,6 +231,17 @@ def _flush() -> None:
 STREAMS = {"write": (_write_out, _write_error), "flush": (_flush, _flush)}
 
 
+def logger_found(tx: Any, args: Any, kwargs: Any) -> Any:
+    """The variable of a logger, which `logging.getLogger` finds by a name."""
+    from torch._dynamo.source import GlobalSource
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    named = {key: x.as_python_constant() for key, x in kwargs.items()}
+    logger = logging.getLogger(*[x.as_python_constant() for x in args], **named)
+    name = tx.output.install_global_by_id("logger", logger)
+    return VariableBuilder(tx, GlobalSource(name))(logger)
+
+
 def logger_called(
     call: Callable[..., Any], logger: Any, tx: Any, name: str, args: Any, kwargs: Any
 ) -> Any:
@@ -278,6 +291,11 @@ def builtin_called(call: Callable[..., Any], builtin: Any, tx: Any, args: Any, k
     fn = builtin.fn
     if fn is print or fn is breakpoint:
         return show(SHOWS[fn], tx, args, kwargs)
+    if fn in JOINS and any(isinstance(x, StringFormatVariable) for x in args):
+        formats = [_format_of(x) for x in args]
+        if all(row is not None for row in formats):
+            texts, values = zip(*formats, strict=True)
+            return StringFormatVariable("".join(texts), [y for row in values for y in row], {})
     text = None
     if fn in (str, repr) and len(args) == 1 and args[0].is_tensor():
         text = TEXTS[fn]
@@ -290,6 +308,19 @@ def builtin_called(call: Callable[..., Any], builtin: Any, tx: Any, args: Any, k
     if text is None:
         return call(builtin, tx, args, kwargs)
     return StringFormatVariable(text, [*args], {})
+
+
+def _format_of(x: Any) -> Any:
+    """The text of a str.format and its values; None for one whose fields have names or numbers."""
+    from torch._dynamo.variables.misc import StringFormatVariable
+
+    x = x.realize()
+    if isinstance(x, StringFormatVariable):
+        is_plain = not x.sym_kwargs and not NUMBERED.search(x.format_string.replace("{{", ""))
+        return (x.format_string, [*x.sym_args]) if is_plain else None
+    if not x.is_python_constant() or not isinstance(x.as_python_constant(), str):
+        return None
+    return x.as_python_constant().replace("{", "{{").replace("}", "}}"), []
 
 
 def _items(x: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -195,6 +196,8 @@ def function_called(
     shows = shown.of_function(called)
     if shows is not None:
         return shown.show(shows, tx, args, kwargs)
+    if called is logging.getLogger:
+        return shown.logger_found(tx, args, kwargs)
     ours = dtensors.functions.get(key)
     if ours is not None:
         owner = getattr(function, "obj", None)  # of a method
