@@ -46,16 +46,22 @@ def torchs_map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
 
 @_compat.read_by_dynamo
 def torchs_scan(
-    combine_fn: Callable[..., Any], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False
+    combine_fn: Callable[..., Any],
+    init: Any,
+    xs: Any,
+    *,
+    dim: int = 0,
+    reverse: bool = False,
+    length: int | None = None,
 ) -> Any:
-    """torch's scan, by `scan`."""
+    """torch's scan, by `scan`. It has a length from torch 2.15 on."""
     columns = _tree.tensors(xs)
     if not columns:
-        return init, []
+        return (init, []) if length is None else scan(combine_fn, init, xs, length=length)
     dim %= columns[0].dim()
     if dim:
         xs = _moved(xs, dim, 0)
-    carry, ys = scan(combine_fn, init, xs, reverse=reverse)
+    carry, ys = scan(combine_fn, init, xs, length=length, reverse=reverse)
     return carry, _moved(ys, 0, dim) if dim else ys
 
 
