@@ -28,7 +28,7 @@ class Misuse(CaptureError):
 
 
 @_compat.constant_in_graph
-def _refuse(function: str, got: str) -> None:
+def misused(function: str, got: str) -> None:
     """Raise Misuse, the error for arguments that torch refuses.
 
     Raises:
@@ -42,7 +42,7 @@ def cov(
 ) -> torch.Tensor:
     """torch.cov, which checks the values of weights."""
     if input.dim() > 2:
-        _refuse("torch.cov", f"input has {input.dim()} dims; it has at most 2")
+        misused("torch.cov", f"input has {input.dim()} dims; it has at most 2")
     x = input.reshape(1, -1) if input.dim() < 2 else input  # (variables, samples)
     _refuse_weighting(fweights, aweights, x.shape[1])
     weights = (
@@ -72,23 +72,23 @@ def _refuse_weighting(fweights: Any, aweights: Any, samples: int) -> None:
     if fweights is not None:
         _refuse_weights("fweights", fweights, samples)
         if fweights.is_floating_point() or fweights.is_complex():
-            _refuse("torch.cov", f"fweights are {fweights.dtype}; they count")
+            misused("torch.cov", f"fweights are {fweights.dtype}; they count")
     if aweights is not None:
         _refuse_weights("aweights", aweights, samples)
         if not aweights.is_floating_point():
-            _refuse("torch.cov", f"aweights are {aweights.dtype}; they are real")
+            misused("torch.cov", f"aweights are {aweights.dtype}; they are real")
 
 
 def _refuse_weights(name: str, weights: torch.Tensor, samples: int) -> None:
     if weights.dim() > 1 or weights.numel() != samples:
         shape = tuple(weights.shape)
-        _refuse("torch.cov", f"{name} have shape {shape}, of {samples} samples")
+        misused("torch.cov", f"{name} have shape {shape}, of {samples} samples")
 
 
 def corrcoef(input: torch.Tensor) -> torch.Tensor:
     """torch.corrcoef, by `cov`."""
     if input.dim() > 2:
-        _refuse("torch.corrcoef", f"input has {input.dim()} dims; it has at most 2")
+        misused("torch.corrcoef", f"input has {input.dim()} dims; it has at most 2")
     c = cov(input)
     if c.dim() == 0:
         return c / c
@@ -107,7 +107,7 @@ def combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False
     input size alone.
     """
     if input.dim() != 1 or r < 0:
-        _refuse(
+        misused(
             "torch.combinations",
             f"input has {input.dim()} dims and r is {r}; it has 1, and r is no less than 0",
         )
@@ -135,14 +135,14 @@ def gaussian_nll_loss(
     where = "F.gaussian_nll_loss"
     if isinstance(var, float):
         if var < 0:
-            _refuse(where, "var is negative")
+            misused(where, "var is negative")
         var = var * torch.ones_like(input)
     if var.shape != input.shape:
         if input.shape[:-1] == var.shape:
             var = var.unsqueeze(-1)
         elif not _is_one_short(tuple(input.shape), tuple(var.shape)):
             shapes = f"{tuple(var.shape)}, of an input of shape {tuple(input.shape)}"
-            _refuse(where, f"var is of incorrect size: {shapes}")
+            misused(where, f"var is of incorrect size: {shapes}")
     _refuse_reduction(where, reduction)
     var = torch.where(var < 0, math.nan, var)  # where torch stops
     var = var + (var.clamp(min=eps) - var).detach()  # the gradient passes through the clamp at eps
@@ -161,7 +161,7 @@ def _is_one_short(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 def _refuse_reduction(function: str, reduction: str) -> None:
     if reduction not in ("none", "mean", "sum"):
-        _refuse(function, f"reduction {reduction!r} is not valid")
+        misused(function, f"reduction {reduction!r} is not valid")
 
 
 def linear_cross_entropy(
@@ -181,7 +181,7 @@ def linear_cross_entropy(
     """
     if input.dim() not in (1, 2) or linear_weight.dim() < 2:
         got = f"input has {input.dim()} dims, linear_weight {linear_weight.dim()}"
-        _refuse("F.linear_cross_entropy", got + "; 1 or 2, and at least 2")
+        misused("F.linear_cross_entropy", got + "; 1 or 2, and at least 2")
     classes, *outer, features = linear_weight.shape
     bias = None if linear_bias is None else linear_bias.reshape(-1)
     logits = F.linear(input, linear_weight.reshape(-1, features), bias).reshape(
@@ -217,7 +217,7 @@ def istft(
     _refuse_frames(x, n_fft, width, step, onesided)
     if window is not None and tuple(window.shape) != (width,):
         shape = tuple(window.shape)
-        _refuse("torch.istft", f"window has shape {shape}; win_length is {width}")
+        misused("torch.istft", f"window has shape {shape}; win_length is {width}")
     if window is None:
         window = torch.ones(width, dtype=x.real.dtype, device=x.device)
     window = _padded(window, width, n_fft)  # (n_fft,)
@@ -277,15 +277,15 @@ def _refuse_frames(
     """Refuse sizes that torch.istft refuses."""
     if not x.is_complex() or x.dim() != 3:
         got = f"input is {x.dtype} of {x.dim()} dims; it is complex, of 2 or 3"
-        _refuse("torch.istft", got)
+        misused("torch.istft", got)
     if not 0 < step <= width <= n_fft:
         got = f"hop_length is {step}, win_length {width}, n_fft {n_fft}"
-        _refuse("torch.istft", got + "; 0 < hop_length <= win_length <= n_fft")
+        misused("torch.istft", got + "; 0 < hop_length <= win_length <= n_fft")
     half = n_fft // 2 + 1
     counts = {None: (n_fft, half), True: (half,), False: (n_fft,)}[onesided]
     if x.shape[1] not in counts:
         got = f"{x.shape[1]} frequencies for n_fft {n_fft} and onesided {onesided}"
-        _refuse("torch.istft", got)
+        misused("torch.istft", got)
 
 
 def ctc_loss(

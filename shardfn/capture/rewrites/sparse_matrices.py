@@ -16,7 +16,7 @@ import torch
 
 from ... import _compat
 from ...errors import CaptureError
-from .python_substitutes import Misuse
+from .python_substitutes import misused
 
 LAYOUTS = {"coo": torch.sparse_coo, "csr": torch.sparse_csr, "csc": torch.sparse_csc}
 
@@ -213,16 +213,6 @@ def _refuse(name: str, got: str, fix: str = "") -> None:
     raise CaptureError.of(where, got or known, needed=NEEDED, fix=fix or advice)
 
 
-@_compat.constant_in_graph
-def _misused(name: str, got: str) -> None:
-    """Refuse a call that torch refuses too.
-
-    Raises:
-        Misuse: always.
-    """
-    raise Misuse.of(name, got)
-
-
 def sparse_coo_tensor(
     indices: Any,
     values: Any,
@@ -246,7 +236,7 @@ def sparse_coo_tensor(
         got = f"indices of shape {tuple(indices.shape)} and values of {tuple(values.shape)}"
         _refuse(name, got + f" for size {tuple(shape)}", "a row of indices for each dim of size")
     if indices.shape[1] != values.shape[0]:
-        _misused(name, f"{indices.shape[1]} indices and {values.shape[0]} values")
+        misused(name, f"{indices.shape[1]} indices and {values.shape[0]} values")
     state = COALESCED if is_coalesced else UNCOALESCED
     return SparseMatrix("coo", shape, state, indices.unbind(0), values)
 
@@ -314,14 +304,14 @@ def _coalesced(a: SparseMatrix, name: str) -> SparseMatrix:
     _refuse_added(a, name)
     if a.state == UNCOALESCED:
         got = f"Cannot get {name} on an uncoalesced tensor, please call .coalesce() first"
-        _misused(f"{name} of a sparse tensor", got)
+        misused(f"{name} of a sparse tensor", got)
     return a
 
 
 def _part(kind: str, number: int) -> Callable[[SparseMatrix], torch.Tensor]:
     def part(a: SparseMatrix) -> torch.Tensor:
         if a.kind != kind:
-            _misused("a sparse tensor", f"its layout is {LAYOUTS[a.kind]}, and not {LAYOUTS[kind]}")
+            misused("a sparse tensor", f"its layout is {LAYOUTS[a.kind]}, and not {LAYOUTS[kind]}")
         return a.positions[number]
 
     return part
@@ -329,7 +319,7 @@ def _part(kind: str, number: int) -> Callable[[SparseMatrix], torch.Tensor]:
 
 def _indices(a: SparseMatrix) -> torch.Tensor:
     if a.kind != "coo":
-        _misused("indices", f"its layout is {LAYOUTS[a.kind]}, and not torch.sparse_coo")
+        misused("indices", f"its layout is {LAYOUTS[a.kind]}, and not torch.sparse_coo")
     return torch.stack(a.positions)
 
 
@@ -367,7 +357,7 @@ def _transposed(a: SparseMatrix, one: int = 0, other: int = 1) -> SparseMatrix:
 
 def _coalesce(a: SparseMatrix) -> SparseMatrix:
     if a.kind != "coo":
-        _misused("coalesce", f"its layout is {LAYOUTS[a.kind]}, and not torch.sparse_coo")
+        misused("coalesce", f"its layout is {LAYOUTS[a.kind]}, and not torch.sparse_coo")
     state = ADDED if a.state == UNCOALESCED else a.state
     return SparseMatrix(a.kind, a.shape, state, a.positions, a.elements)
 
