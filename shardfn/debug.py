@@ -36,15 +36,15 @@ RANKS = "first", "all"
 
 
 def print(fmt: str, *args: Any, ranks: str = "first", **kwargs: Any) -> None:
-    """Print values each time the program runs.
+    """Print the values of tensors each time the compiled program runs.
 
     Args:
-        fmt: a format text, as for `str.format`: "{}" for a positional argument, "{name}" for a
-            keyword argument. A tensor of one element accepts the formats of numbers, such as
-            "{:.3f}".
+        fmt: a format text, as for `str.format`. Number formats such as "{:.3f}" also work for
+            tensors of one element.
         args: tensors, constants, and trees of both. Tensors are printed with their global values.
-        ranks: "first" prints on rank 0. "all" prints on each rank, with the number of the rank.
-        kwargs: values for the names in fmt.
+        ranks: whether only the "first" rank prints, or "all" ranks print, each with its rank
+            number.
+        kwargs: values for the named fields of fmt.
 
     Raises:
         ShardError: fmt is not a str or does not fit the arguments, or ranks is neither "first" nor
@@ -64,13 +64,14 @@ def print(fmt: str, *args: Any, ranks: str = "first", **kwargs: Any) -> None:
 
 
 def callback(fn: Callable[..., Any], *args: Any, ranks: str = "first", **kwargs: Any) -> None:
-    """Call a function with the values of tensors each time the program runs.
+    """Call a Python function with the values of tensors each time the compiled program runs.
 
     Args:
-        fn: any function. The result of the function is ignored. A program with a callback cannot be
-            saved.
-        args: tensors, constants, and trees of both. fn gets ordinary tensors with global values.
-        ranks: "first" calls fn on rank 0. "all" calls fn on each rank.
+        fn: any function, whose result is ignored. A program that calls `sf.debug.callback` cannot
+            be saved.
+        args: tensors, constants, and trees of both. In fn, the tensors are ordinary tensors with
+            global values.
+        ranks: whether only the "first" rank calls fn, or "all" ranks call fn.
         kwargs: more values for fn, passed by name.
 
     Raises:
@@ -94,14 +95,14 @@ def breakpoint(**values: Any) -> None:
     """Stop in the debugger when the program runs, at the user's source line, like Python's
     `breakpoint`.
 
-    The debugger shows the variables of the function that have a value at this line, and `ranks`: a
-    dict of variables for each rank of this process.
+    The debugger shows the local variables of the function at the line of the breakpoint. The
+    variable `ranks` holds a dict of local variables for each rank of the process.
 
     Args:
         values: more values to show in the debugger, by name.
 
     Raises:
-        TypeError: a value is passed without a name.
+        TypeError: a value is passed as a positional argument.
 
     Example:
         >>> import torch, shardfn as sf

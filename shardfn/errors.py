@@ -132,7 +132,7 @@ class ShardError(Exception):
         """Add the user's source line to an error that has no source line.
 
         Args:
-            source: `file:line`. None if the source line is not known.
+            source: the source line as `file:line`, or None if the line is not known.
             module: the path of the submodule that runs the op at the source line of the error.
         """
         if self.source is not None or source is None:
@@ -246,7 +246,7 @@ class RendezvousError(ShardError):
 
 
 class ScheduleError(ShardError):
-    """Raised if a pipeline schedule does not run to its end, or needs more memory than allowed.
+    """Raised if a pipeline schedule is incomplete, deadlocks, or needs more memory than allowed.
 
     Example:
         >>> import shardfn as sf
@@ -293,8 +293,8 @@ class RankLostError(ShardError):
 
 
 class CapacityError(ShardError):
-    """Raised if a rank would receive more rows than its buffer holds. When this error is raised, no
-    rank has sent or dropped a row.
+    """Raised if a rank would receive more rows than its buffer holds. The CapacityError is raised
+    before any rank sends or drops a row.
 
     Args:
         message: the full text of the error.

@@ -66,16 +66,16 @@ class Efficiency:
 
 @attrs.frozen
 class Link:
-    """The link among the ranks of one mesh axis. Sharding propagation uses the link to compute the
-    cost of collectives.
+    """The speed of the network links among the ranks of one mesh axis. Sharding propagation uses
+    `sf.Link` to compute the cost of collectives.
 
     Args:
         latency: seconds that a collective takes in addition to the time for its bytes.
         bandwidth: bytes per second that one rank can send.
 
     Raises:
-        PlacementError: at `make_mesh(links=)`: the latency is negative, or the bandwidth is not
-            positive.
+        PlacementError: raised by `make_mesh(links=)` if the latency is negative, or the bandwidth
+            is not positive.
 
     Source: the alpha-beta model. `make_mesh(links=)` takes one link for each axis.
 
@@ -117,28 +117,27 @@ class Hardware:
         flops: floating-point operations per second, in 16-bit matrix products.
         flops32: floating-point operations per second, in matrix products of wider dtypes.
         memory: bytes per second between the device and its memory.
-        link: bytes per second that one rank can send.
+        link: bytes per second that one rank can send to another rank of its node.
         latency: seconds that a collective takes in addition to the time for its bytes.
-        node: the number of devices that `link` connects. None means that `link` connects all
-            devices.
+        node: the number of devices of one node. By default, `link` connects all devices, as if they
+            were on one node.
         network: bytes per second that one rank can send to another node.
         network_latency: seconds that a collective between nodes takes in addition to the time for
             its bytes.
-        capacity: the size of a device's memory, in bytes. None means that the memory of the device
-            is not known.
-        flops8: operations per second, in matrix products of 8-bit floats. None means that the rate
+        capacity: the size of a device's memory, in bytes, or None if the size is not known.
+        flops8: operations per second, in matrix products of 8-bit floats. By default, `flops8`
             equals `flops`.
         launch: seconds that the device needs to start one kernel.
-        efficiency: the fractions of the peak rates that programs reach. By default, programs reach
-            the peak rates.
-        power: the fraction of its rate of arithmetic, from 0 to 1, that the device reaches under
-            its power limit. Rates of memory and links stay.
+        efficiency: the fractions of the peak rates that programs reach. By default, every fraction
+            is 1.
+        power: the fraction of its arithmetic rate, from 0 to 1, that the device reaches under its
+            power limit. `power` does not reduce the rates of memory and links.
         float8: whether the prediction assumes that 16-bit matrix products run in 8 bits, with
-            dynamic scales. The prediction includes the casts to 8 bits: each operand is read twice,
-            and written once in 8 bits.
+            dynamic scales. With `float8`, the prediction includes the casts to 8 bits: each operand
+            is read twice, and written once in 8 bits.
 
     Raises:
-        ShardError: a value is not a number.
+        ShardError: a rate, size or latency is not a number, or is out of range.
 
     Source: the roofline model (Williams et al. 2009) and the alpha-beta model.
 
@@ -198,8 +197,8 @@ class Hardware:
         return Link(self.latency, self.efficiency.link * self.link)
 
     def links(self, axes: MeshAxes) -> dict[str, Link]:
-        """Return the link of each axis of a mesh whose ranks fill nodes in row-major order. Ranks
-        of an axis that are on the same node send to other nodes at the same time.
+        """Return one `Link` for each axis of a mesh whose ranks fill the nodes in row-major order.
+        Ranks on the same node send to other nodes in parallel.
         """
         links = {}
         physical = physical_links(self, axes)

@@ -43,19 +43,20 @@ def make_mesh(
     """Arrange the ranks of the current world in a grid with named axes.
 
     Args:
-        shape: the number of ranks along each axis. The product of these numbers must be the size of
-            the world.
+        shape: the number of ranks along each axis. The product of the numbers in `shape` must be
+            the size of the world.
         axis_names: one name for each axis.
-        device_type: "cpu", "cuda", ... The default is the type of torch's default device.
-        links: a `Link` for each axis, if the axes differ in speed. With links, a byte over a slow
+        device_type: the type of the devices, such as "cuda"; by default, the type of torch's
+            default device.
+        links: a `Link` for each axis, if the axes differ in speed. With `links`, a byte over a slow
             axis costs more in sharding propagation.
         timeout: the seconds that processes may take to connect, and that each collective of the
-            mesh and of the world may take. The default is the timeout of the process group, or
-            torch's default.
+            mesh and of the world may take. By default, `timeout` is the timeout of the process
+            group, or torch's default timeout.
 
     Returns:
-        A DeviceMesh. Under torchrun, `make_mesh` also initialises the process group, if there is
-        none yet.
+        A DeviceMesh. Under torchrun, `make_mesh` also initialises the process group, if no process
+        group exists.
 
     Raises:
         PlacementError: the shape does not fit the world, the names do not fit the shape, or the
@@ -202,8 +203,8 @@ def restore_meshes(before: tuple[tuple[DeviceMesh, int], ...]) -> None:
 
 
 def current_mesh() -> DeviceMesh | None:
-    """Return the mesh of the innermost `with use_mesh(mesh):` or `with mesh:` statement. Without
-    such a statement, the result is None.
+    """Return the mesh of the innermost `with use_mesh(mesh):` or `with mesh:` statement. Outside of
+    both statements, `current_mesh` returns None.
 
     Returns:
         A DeviceMesh or None.

@@ -22,11 +22,12 @@ class Stage(Placement):
 
     Args:
         coordinate: the index, along the mesh axis, of the rank that holds the value, from 0.
-        chunk: the index of the stage on this rank, if each rank has several stages (virtual
-            stages).
+        chunk: the index of the stage among the stages of its rank, if each rank has several stages
+            (virtual stages).
 
     Raises:
-        PlacementError: at the first use of the placement: the mesh axis has no such stage.
+        PlacementError: the mesh axis has no such stage. The first use of the `Stage` raises the
+            error.
 
     Source: pipeline stages, GPipe (arXiv 1811.06965); virtual stages, Megatron-LM (arXiv
         2104.04473).
@@ -43,11 +44,11 @@ class Stage(Placement):
 
     def is_replicate(self) -> bool:
         """Raise an error, because torch's DTensor cannot redistribute a tensor to a stage. Torch
-        2.13 calls this method at the start of a redistribution, and without the error it would
+        2.13 calls `is_replicate` at the start of a redistribution. Without the error, torch would
         change the placement but not the values.
 
         Raises:
-            PlacementError: raised at every call.
+            PlacementError: raised at every call of `is_replicate`.
         """
         raise PlacementError.of(
             "redistribute of a DTensor",
@@ -71,14 +72,14 @@ class Stage(Placement):
 
 class Zigzag(Placement):
     """A placement on one mesh axis that gives all ranks the same amount of causal attention to
-    compute. The dim consists of 2n equal chunks, and rank r of n holds chunks r and 2n - 1 - r. A
-    zigzag does not change the values that a program computes.
+    compute. A zigzag cuts the dim into 2n equal chunks, and rank r of the n ranks holds chunks r
+    and 2n - 1 - r. A zigzag does not change the values that a program computes.
 
     Args:
         dim: the tensor dim that is sharded.
 
     Raises:
-        PlacementError: at the first use of the placement: the tensor has no such dim.
+        PlacementError: the tensor has no such dim. The first use of the `Zigzag` raises the error.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
@@ -95,11 +96,11 @@ class Zigzag(Placement):
 
     def is_replicate(self) -> bool:
         """Raise an error, because torch's DTensor cannot redistribute a tensor to a zigzag. Torch
-        2.13 calls this method at the start of a redistribution, and without the error it would
+        2.13 calls `is_replicate` at the start of a redistribution. Without the error, torch would
         change the placement but not the values.
 
         Raises:
-            PlacementError: raised at every call.
+            PlacementError: raised at every call of `is_replicate`.
         """
         raise PlacementError.of(
             "redistribute of a DTensor",
@@ -124,16 +125,16 @@ OWN = (Stage, Zigzag)  # the placements that torch's DTensor does not know
 
 
 class zigzag:
-    """Return an entry for a `P` that gives all ranks the same amount of causal attention to
-    compute. The dim consists of 2n equal chunks, and rank r of the axis holds chunks r and 2n - 1 -
-    r.
+    """Shard a dim in zigzag order, which gives all ranks of the axis the same amount of causal
+    attention to compute. The result is an entry for a `P`. The dim is cut into 2n equal chunks, and
+    rank r of the n ranks holds chunks r and 2n - 1 - r.
 
     Args:
         axis: the mesh axis of n ranks. The size of the dim must be a multiple of 2n.
 
     Raises:
-        PlacementError: at the first use of the placement: the mesh has no such axis, or the size of
-            the dim is not a multiple of 2n.
+        PlacementError: the mesh has no such axis, or the size of the dim is not a multiple of twice
+            the number of ranks. The first use of the `P` raises the error.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
@@ -163,17 +164,17 @@ class P:
     Args:
         parts: for each tensor dim, an axis name, a tuple of names, or None. Dims without an entry
             are not sharded. The first axis of a tuple shards the dim, and the next axis shards each
-            resulting shard again. The axes in a tuple may have another order than in the mesh if
-            torch's DTensor supports the resulting shards, as it does for most sizes. `"tp*3"`
-            divides the dim into 3 equal blocks and shards each block over tp, as for a packed
-            weight of queries, keys and values. `sf.zigzag("cp")` shards a causal sequence so that
-            all ranks have the same amount of attention to compute.
+            resulting shard again. The axes in a tuple may have another order than in the mesh, if
+            torch's DTensor supports the order for the size of the dim. The entry `"tp*3"` divides
+            the dim into 3 equal blocks and shards each block over tp, as for a packed weight of
+            queries, keys and values. `sf.zigzag("cp")` shards a causal sequence so that all ranks
+            have the same amount of attention to compute.
         stages: for a pipeline axis of the mesh, the stage that holds the tensor: a number, as in
             `P(None, "tp", pp=2)`, or an `sf.Stage`.
 
     Raises:
-        PlacementError: at the first use of the placement: the mesh has no such axis, or the tensor
-            has no such dim.
+        PlacementError: the mesh has no such axis, or the tensor has no such dim. The first use of
+            the `P` raises the error.
 
     Source: jax.sharding.PartitionSpec.
 

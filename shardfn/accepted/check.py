@@ -11,14 +11,14 @@ SHOWN = 60  # characters of a value in an error
 
 
 def accept(function: str, **given: Any) -> None:
-    """Check that arguments are of the kinds of their parameters.
+    """Check that each argument of a function has the kind that its parameter needs.
 
     Args:
-        function: a row of ARGUMENTS.
-        given: some of its arguments, by the names of their parameters.
+        function: the name of the function, a key of the table `ARGUMENTS`.
+        given: the arguments to check, by parameter name.
 
     Raises:
-        ShardError: lists all that are not.
+        ShardError: an argument has a wrong kind. The message lists all wrong arguments.
     """
     kinds = ARGUMENTS[function]
     wrong = [name for name, x in given.items() if not kinds[name].test(x)]

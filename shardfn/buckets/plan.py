@@ -38,7 +38,7 @@ class BucketPlan:
         local: the paths of the leaves whose gradients need no communication.
         unreduced: the leaves whose gradients are returned as Partial, for a later program to
             reduce.
-        unbucketed: the other collectives on the way to a gradient, which belong to no bucket.
+        unbucketed: the collectives that belong to no bucket, but that compute a gradient.
 
     Example:
         >>> BucketPlan("f", "(dp=2)").merge
@@ -69,10 +69,12 @@ class BucketPlan:
         return (*self.ignored, *self.unused, *self.local, *self.unreduced)
 
     def merge(self, *indices: int) -> BucketPlan:
-        """Return the plan with the given buckets merged into the first of them.
+        """Return the bucket plan with the given buckets merged into one bucket, at the position of
+        the first.
 
         Raises:
-            TreeError: one of the buckets does not exist, or one collective cannot send all of them.
+            TreeError: one of the buckets does not exist, or one collective cannot send all the
+                buckets.
         """
         for index in indices:
             accept("BucketPlan.merge", indices=index)
@@ -107,8 +109,8 @@ class BucketPlan:
         return self.renumbered(rest)
 
     def split(self, index: int, at: int) -> BucketPlan:
-        """Return the plan with one bucket split in two, before the leaf at position `at` of the
-        bucket.
+        """Return the bucket plan with one bucket split in two, before the leaf at position `at` of
+        the bucket.
 
         Raises:
             TreeError: the bucket does not exist, or one of the two new buckets would have no
@@ -134,7 +136,7 @@ class BucketPlan:
         return self.buckets[index]
 
     def renumbered(self, buckets: Iterable[Bucket]) -> BucketPlan:
-        """Return the plan with the given buckets in place of its own, numbered from 0."""
+        """Return a copy of the bucket plan that contains the given buckets, numbered from 0."""
         return attrs.evolve(
             self, buckets=tuple(attrs.evolve(b, index=i) for i, b in enumerate(buckets))
         )
@@ -144,7 +146,7 @@ class BucketPlan:
         return page_of(self)
 
     def to_json(self) -> str:
-        """Return the plan as JSON text."""
+        """Return the bucket plan as JSON text."""
         return json.dumps(attrs.asdict(self), indent=1)
 
     @classmethod
@@ -166,17 +168,16 @@ class BucketPlan:
     def rows(
         self, name: str, leaves: Sequence[str], region: int | None = None
     ) -> dict[str, list[Row]]:
-        """Return, for each leaf, the entries of the plan: one for each bucket that contains the
-        leaf.
+        """Return, for each leaf, a list with one `Row` for each bucket that contains the leaf.
 
-        The entries number the buckets by their position in the plan. Two buckets with the same
-        `index` count as one bucket.
+        A `Row` identifies its bucket by the position of the bucket in the plan. Two buckets with
+        the same `index` count as one bucket.
 
         Args:
             name: the name of the function that uses the plan, for error messages.
-            leaves: the leaves that the function differentiates.
-            region: the index of the bucketed_grad call in the program. Without `region`, the
-                entries of all calls are returned.
+            leaves: the paths of the parameters that the function differentiates.
+            region: the index of the `bucketed_grad` call in the program. Without `region`, `rows`
+                covers all `bucketed_grad` calls.
 
         Raises:
             TreeError: the leaves of the plan differ from `leaves`, or the buckets of the plan
@@ -249,13 +250,13 @@ class BucketPlan:
 
     @constant_in_graph
     def as_constant(self) -> str:
-        """Return the plan as JSON text. A function may call this method while the function is
-        captured.
+        """Return the bucket plan as JSON text. A function may call `as_constant` while the function
+        is captured.
         """
         return self.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a JSON file."""
+        """Write the bucket plan to a JSON file."""
         accept("BucketPlan.save", path=path)
         Path(path).write_text(self.to_json() + "\n")
 

@@ -18,15 +18,15 @@ class Bucket:
 
     `nbytes` counts the bytes that the rank with the largest shards reduces or gathers, without the
     fused small reductions. A program that is given a plan uses the buckets of the plan, and the
-    leaves of each bucket, in the order of the plan. The `cap` of each bucket is copied from the
-    given plan. The fields `ready`, `first_use`, `riding`, `inside` and `times` describe one
-    program, and are computed again for each program that uses the plan.
+    leaves of each bucket, in the order of the plan. A program that is given a plan copies the `cap`
+    of each bucket from the plan. The fields `ready`, `first_use`, `riding`, `inside` and `times`
+    describe one program, so each program that uses the plan computes them again.
 
     Args:
         index: the position of the bucket in the plan, from 0.
         kind: all_reduce, reduce_scatter or all_gather.
         axis: the mesh axis.
-        op: the reduction: sum, max or min. The value is None for a gather.
+        op: the reduction (sum, max or min), or None for an all-gather.
         dtype: the dtype of the data that is sent.
         phase: forward or backward.
         leaves: the paths of the parameters in the bucket.
@@ -35,11 +35,10 @@ class Bucket:
             bucket.
         ready: the op that computes the last gradient of the bucket.
         first_use: the first op that reads the result of the bucket.
-        region: the index of the bucketed_grad call in the program, from 0.
+        region: the index of the `bucketed_grad` call in the program, from 0.
         riding: the bytes of small reductions that share the collective, such as the all-reduce of
             the loss.
-        inside: the loop or branch that contains the bucket, with its source line. The text is empty
-            if no loop or branch contains the bucket.
+        inside: the loop or branch that contains the bucket, with its source line, or an empty text.
         times: how often one call of the program sends the bucket.
 
     Example:

@@ -28,7 +28,8 @@ PUBLIC_READERS = {  # of a value that is not an op's
 class Explanation:
     """The collectives of one rank's program, printed as a table in the order in which they start.
 
-    A collective in the body of a scan is listed once, with the number of times that it runs.
+    A collective in the body of a scan is listed once, with the number of times that the collective
+    runs.
 
     Args:
         name: the name of the transformed function.
@@ -36,7 +37,7 @@ class Explanation:
         collectives: the collectives of one rank.
         elided: the number of collectives over mesh axes of size 1, which are removed from the
             program.
-        buckets: the bucket plan as text. The text is empty if the program has no buckets.
+        buckets: the bucket plan as text, which is empty if the program has no buckets.
 
     Example:
         >>> import torch, shardfn as sf

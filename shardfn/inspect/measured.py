@@ -28,17 +28,17 @@ REPEATS = 7
 def measure_hardware(link: Link | None = None) -> Hardware:
     """Measure the speed of torch's default device, and of the link to the other ranks.
 
-    The measured rates are those that programs reach, so each efficiency except that of attention is
-    1. The efficiency of attention is the rate of attention divided by the rate of matrix products,
-    both in float32.
+    Programs reach the measured rates, so the returned `Hardware` has the efficiency 1 for
+    everything except attention. The efficiency of attention is the rate of attention divided by the
+    rate of matrix products, both in float32.
 
     Under torchrun, every rank must call `measure_hardware`. Every rank returns the rates of the
     slowest rank.
 
     Args:
-        link: the link among the ranks. None measures the link if there are other ranks. Without
-            other ranks, as in a fake world, the `Hardware` has a link on which sending takes no
-            time.
+        link: the speed of the link among the ranks. By default, `measure_hardware` measures the
+            link if there are other ranks. Without other processes, as in a fake world, the
+            `Hardware` has a link on which sending takes no time.
 
     Returns:
         The measured `Hardware`, for `Lowered.time`.

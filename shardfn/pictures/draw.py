@@ -57,14 +57,15 @@ def draw(x: Any, *, path: str | os.PathLike[str] | None = None) -> Figure:
         x: a DTensor, a table of placements, an `sf.Strategy`, a lowered program, its `memory`,
             `time()` or `placements`, `sf.explain(...)`, an `sf.BucketPlan`, an `sf.Schedule` or an
             `sf.Sweep`.
-        path: the path of a file to write, which ends in ".png" or ".svg". None writes no file.
+        path: the path of a file to write, which ends in ".png" or ".svg". Without `path`, `draw`
+            writes no file.
 
     Returns:
         The `matplotlib.figure.Figure`, 5.5 inches wide.
 
     Raises:
-        ShardError: x cannot be drawn, the path has another ending or cannot be written, or
-            matplotlib is not installed.
+        ShardError: x cannot be drawn, the path does not end in ".png" or ".svg" or cannot be
+            written, or matplotlib is not installed.
 
     Source: `jax.debug.visualize_array_sharding`, for any number of dims and of mesh axes.
 

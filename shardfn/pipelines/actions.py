@@ -13,9 +13,10 @@ KINDS = {
 
 
 class Action(NamedTuple):
-    """What one coordinate computes at a time: F, B, W or BW of one stage and microbatch.
+    """One action of a pipeline rank: the F, B, W or BW of one stage and one microbatch.
 
-    A result is named as the action that computes it alone, so BW has the results B and W.
+    The result of the action F, B or W has the name of the action. The action BW has two results, B
+    and W.
     """
 
     kind: str

@@ -24,20 +24,23 @@ class Step(NamedTuple):
 def merged(
     orders: Sequence[Sequence[Order]], keep: int, rank: Callable[[Action], int]
 ) -> list[list[Action]]:
-    """Merge orders of F and B of each coordinate into its row, with W where it would wait.
+    """Merge several orders of F and B actions into one sequence for each pipeline rank, and fill
+    waits with W actions.
 
-    All coordinates run at once, in steps of one action. The first action of each order can run
-    when its results are there, and its message has room: one message is on the way from one
-    coordinate to another. What ran in steps shows that the rows never wait in a circle.
+    `merged` simulates all ranks together, one action of each rank per step. An action can run when
+    its inputs are available, and when its rank has no message in flight to the receiving rank. So
+    the ranks of the result never wait for each other in a cycle.
 
     Args:
-        orders: for each coordinate, orders of its F and B. Where the messages between two
-            coordinates are those of one order on each, in the same sequence, all of them run.
-        keep: the most activations that a coordinate keeps.
-        rank: which action goes first. Of equal ones, the older microbatch does.
+        orders: for each rank along the pipeline axis, several orders of its F and B actions. All
+            actions run if any two ranks exchange messages of only one order on each, in the same
+            sequence.
+        keep: the largest number of activations that a rank may keep.
+        rank: a function that returns the priority of an action; the lowest number runs first. If
+            two actions have the same priority, the earlier microbatch runs first.
 
     Returns:
-        For each coordinate, its actions.
+        For each rank along the pipeline axis, the sequence of its actions.
 
     Example:
         >>> orders = [

@@ -68,10 +68,10 @@ def _is_index(x: Any) -> bool:
 class Schedule:
     """The order of the actions of each rank along the pipeline axis of a mesh.
 
-    An action is a tuple (kind, stage, microbatch). The kind is F (the forward), B (the gradients of
-    the stage's inputs, for which the previous stage waits), W (the gradients of the stage's
-    weights), or BW (B and W together). `sf.schedules` contains schedules from published papers,
-    such as GPipe and 1F1B.
+    An action is a tuple (kind, stage, microbatch). The kind of an action is F (the forward), B (the
+    gradients of the stage's inputs, for which the previous stage waits), W (the gradients of the
+    stage's weights), or BW (B and W together). `sf.schedules` contains schedules from published
+    papers, such as GPipe and 1F1B.
 
     Args:
         name: a name for printing.
@@ -79,7 +79,8 @@ class Schedule:
             (kind, stage, microbatch).
 
     Raises:
-        ScheduleError: the table does not consist of such sequences of actions.
+        ScheduleError: the table is not one sequence of (kind, stage, microbatch) tuples for each
+            rank.
 
     Example:
         >>> import shardfn as sf
@@ -195,34 +196,34 @@ class Schedule:
         costs: Mapping[str, float] | None = None,
         alive: int | None = None,
     ) -> Checked:
-        """Prove that the schedule runs to its end however long messages take, and compute its cost.
+        """Prove that the schedule never deadlocks, however long messages take, and compute its
+        cost.
 
-        Each stage must be on one rank along the pipeline axis. Each microbatch must run through
-        each stage once in F, and once either in B and W or in BW. Each action must come after the
-        actions whose results it reads. Each message must be received exactly once. Ranks must not
-        wait for each other in a cycle, even if a rank that has sent `on_the_way` messages to
-        another rank must wait until one of them is received.
+        Each stage must be on one rank along the pipeline axis. For each stage and microbatch, the
+        schedule must contain F once, and either B and W once or BW once. Each action must come
+        after the actions whose results it reads. Each message between two ranks must be received
+        exactly once. Ranks must not wait for each other in a cycle, even if at most `on_the_way`
+        messages from one rank to another can be in flight.
 
         Args:
             stages: the number of stages of the pipeline. By default, `stages` is the number of
                 stages of the schedule.
             on_the_way: the number of messages from one rank to another that may be in flight at
                 once.
-            costs: the times that the actions F, B and W take. By default, F, B and W each take the
-                time 1. BW takes the sum of the times of B and W, unless `costs` contains BW.
-            alive: the largest number of activations that a rank may keep. None allows any number of
-                activations.
+            costs: the time of each kind of action. By default, F, B and W each take the time 1. A
+                BW action takes the time of B plus the time of W, unless `costs` contains BW.
+            alive: the largest number of activations that a rank may keep. By default, the number of
+                activations is not limited.
 
         Returns:
             A record with `alive`, the most activations that each rank keeps; `time`, from the first
             action to the last; `busy`, the time in which each rank computes; and `idle`, the share
-            of the time in which ranks wait. The times in the record do not include the sending of
+            of the time in which ranks wait. The predicted times do not include the sending of
             messages.
 
         Raises:
-            ScheduleError: the schedule does not run to its end. The error names the missing,
-                repeated, early or unmatched actions, the cycle of waits, or the ranks that keep too
-                many activations.
+            ScheduleError: actions are missing, repeated or in a wrong order, ranks deadlock, or a
+                rank keeps too many activations. The message names the actions and ranks.
 
         Example:
             >>> import shardfn as sf

@@ -27,20 +27,21 @@ TWO_BY_TWO = (("FFFF", "BFBBFFBF"), ("FFFBFB", "BFBFFBFB"))
 
 
 def gpipe(coordinates: int, microbatches: int) -> Schedule:
-    """Return GPipe, which runs all forwards, and then all backwards. Stage s is on rank s of the
-    pipeline axis.
+    """Return the GPipe schedule, which runs all forwards, and then all backwards. Stage s is on
+    rank s of the pipeline axis.
 
-    A rank keeps the activations of all microbatches.
+    With GPipe, a rank keeps the activations of all microbatches.
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches, which are slices of the batch.
 
     Returns:
-        The schedule. The idle share of GPipe is (n - 1) / (m + n - 1).
+        The schedule. The idle share of GPipe with n ranks and m microbatches is (n - 1) / (m + n -
+        1).
 
     Raises:
-        ShardError: a number is below 1.
+        ShardError: `coordinates` or `microbatches` is below 1.
 
     Source: Huang et al. 2019, GPipe, arXiv 1811.06965.
 
@@ -60,10 +61,10 @@ def gpipe(coordinates: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
-    """Return 1F1B, in which forwards and backwards alternate after the first forwards. Stage s is
-    on rank s of the pipeline axis.
+    """Return the 1F1B schedule, in which forwards and backwards alternate after the first forwards.
+    Stage s is on rank s of the pipeline axis.
 
-    Rank s keeps the activations of at most n - s microbatches.
+    With n ranks, rank s keeps the activations of at most n - s microbatches.
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
@@ -73,7 +74,7 @@ def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
         The schedule. The idle share of 1F1B equals that of GPipe.
 
     Raises:
-        ShardError: a number is below 1.
+        ShardError: `coordinates` or `microbatches` is below 1.
 
     Source: Narayanan et al. 2021, PipeDream-Flush in Megatron-LM, arXiv 2104.04473.
 
@@ -93,10 +94,10 @@ def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
 
 
 def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Schedule:
-    """Return interleaved 1F1B, in which each rank has several stages. Stage s is on rank s mod n of
-    the pipeline axis.
+    """Return the interleaved 1F1B schedule, in which each rank has several stages. Stage s is on
+    rank s mod n of the pipeline axis.
 
-    With more stages on each rank, the idle share falls, and the number of messages grows.
+    More stages on each rank reduce the idle share, and increase the number of messages.
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
@@ -104,10 +105,11 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
         chunks: the number v of stages on each rank.
 
     Returns:
-        The schedule. If n divides m, the idle share is (n - 1) / (v m + n - 1).
+        The schedule. For n ranks with v stages each, and m microbatches, the idle share is (n - 1)
+        / (v m + n - 1) if n divides m.
 
     Raises:
-        ShardError: a number is below 1.
+        ShardError: `coordinates`, `microbatches` or `chunks` is below 1.
 
     Source: Narayanan et al. 2021, Megatron-LM, arXiv 2104.04473, section 2.2.
 
@@ -138,21 +140,21 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
 
 
 def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
-    """Return ZB-H1: 1F1B in which separate gradients of weights fill the waits at the end. Stage s
-    is on rank s of the pipeline axis.
+    """Return the ZB-H1 schedule: 1F1B in which the gradients of weights (W) fill the idle time at
+    the end. Stage s is on rank s of the pipeline axis.
 
-    No rank keeps more than n activations, the number that the first rank keeps in 1F1B.
+    With n ranks, no rank keeps more than n activations, as many as the first rank in 1F1B.
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches, which are slices of the batch.
 
     Returns:
-        The schedule. A rank waits for (n - 1) (F + B - W), where F, B and W are the times of these
-        actions.
+        The schedule. With n ranks, each rank is idle for the time (n - 1) (F + B - W), where F, B
+        and W are the times of one action each.
 
     Raises:
-        ShardError: a number is below 1.
+        ShardError: `coordinates` or `microbatches` is below 1.
 
     Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.3.
 
@@ -179,26 +181,27 @@ def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
 
 
 def zbv(coordinates: int, microbatches: int) -> Schedule:
-    """Return ZBV, in which each rank has two stages, the stages run up and down like a V, and the
-    gradients of weights are computed separately. Stages s and 2n - 1 - s are on rank s of the
-    pipeline axis.
+    """Return the ZBV schedule, which computes the gradients of weights separately. Each rank has
+    two stages, and the stages run up and down the ranks like a V. Stages s and 2n - 1 - s are on
+    rank s of the pipeline axis.
 
-    A rank keeps at most 2n activations, each half as large as with one stage per rank.
+    With n ranks, a rank keeps at most 2n activations, each half as large as with one stage per
+    rank.
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches, which are slices of the batch.
 
     Returns:
-        The schedule. If F, B and W each take the time t, a rank waits for (n - 1) t, before its
-        first action and after its last action.
+        The schedule. With n ranks, if F, B and W each take the time t, each rank is idle for (n -
+        1) t, before its first action and after its last action.
 
     Raises:
-        ShardError: a number is below 1.
+        ShardError: `coordinates` or `microbatches` is below 1.
 
     Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 6. The order
-    of actions differs from the paper: messages from one coordinate to another are received in the
-    order in which they are sent.
+    of actions differs from that of the paper, because here a rank receives messages in the order in
+    which the sender sends them.
 
     Example:
         >>> import shardfn as sf
@@ -212,26 +215,29 @@ def zbv(coordinates: int, microbatches: int) -> Schedule:
 
 
 def dualpipev(coordinates: int, microbatches: int) -> Schedule:
-    """Return DualPipeV, in which each rank has two stages, and the stages run up and down like a V.
-    Most forwards run together with the B of another microbatch and stage, so one computes while the
-    other communicates. Stages s and 2n - 1 - s are on rank s of the pipeline axis.
+    """Return the DualPipeV schedule, in which each rank has two stages, and the stages run up and
+    down the ranks like a V. Most F actions run together with the B action of another microbatch, so
+    that one action computes while the other communicates. Stages s and 2n - 1 - s are on rank s of
+    the pipeline axis.
 
-    A rank keeps at most 2n + 1 activations, each half as large as with one stage per rank.
+    With n ranks, a rank keeps at most 2n + 1 activations, each half as large as with one stage per
+    rank.
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches, which are slices of the batch.
 
     Returns:
-        The schedule. If F, B and W each take the time t, a rank waits for at most 2 (n - 1) t. The
-        wait in the paper is (n - 1) (F&B + B - 2 W), where F&B is the time of F, B and W together.
+        The schedule. With n ranks, if F, B and W each take the time t, each rank is idle for at
+        most 2 (n - 1) t. The paper states the idle time (n - 1) (F&B + B - 2 W), where F&B is the
+        time of F, B and W together.
 
     Raises:
-        ShardError: a number is below 1.
+        ShardError: `coordinates` or `microbatches` is below 1.
 
-    Source: DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half by Qi et
-    al. 2025. The order of actions differs from the paper: messages from one coordinate to another
-    are received in the order in which they are sent.
+    Source: DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1 (DualPipe), and
+    DualPipeV, its half, by Qi et al. 2025. The order of actions differs from that of the paper,
+    because here a rank receives messages in the order in which the sender sends them.
 
     Example:
         >>> import shardfn as sf

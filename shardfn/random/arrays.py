@@ -14,13 +14,13 @@ from .keys import draw
 def permutation(
     key: torch.Tensor, x: int | torch.Tensor, axis: int = 0, independent: bool = False
 ) -> torch.Tensor:
-    """Shuffle a tensor along a dim, or the integers below n.
+    """Shuffle a tensor along a dim, or shuffle the integers below n.
 
     Args:
         key: a random key, int64 (2,).
-        x: a tensor to shuffle, or n for the integers below n.
+        x: a tensor to shuffle, or a number n to shuffle the integers below n.
         axis: the dim to shuffle.
-        independent: whether each 1-D slice along `axis` gets a different order.
+        independent: whether each 1-D slice along `axis` is shuffled separately.
 
     Returns:
         A tensor with the shape and dtype of x, or an int64 tensor of shape (n,).
@@ -56,10 +56,10 @@ def choice(
 
     Args:
         key: a random key, int64 (2,).
-        a: a tensor to choose from, or n for the integers below n.
+        a: a tensor to choose from, or a number n to choose from the integers below n.
         shape: the shape that replaces the dim `axis` in the result.
         replace: whether an element may be chosen more than once.
-        p: (n,), the probability of each element. None means equal probabilities.
+        p: the probability of each element, of shape (n,); by default, all probabilities are equal.
         axis: the dim of `a` to choose along.
 
     Returns:
@@ -115,7 +115,7 @@ def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tens
         rate: the probability that an element becomes zero, from 0 to 1.
 
     Returns:
-        A tensor with the shape and dtype of x. Elements that do not become zero are divided by 1 -
+        A tensor with the shape and dtype of x. The elements that `dropout` keeps are divided by 1 -
         rate.
 
     Raises:

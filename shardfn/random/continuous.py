@@ -30,7 +30,7 @@ def uniform(
     Args:
         key: a random key, int64 (2,).
         shape: the global shape of the result.
-        dtype: a floating-point dtype. None means torch's default dtype.
+        dtype: a floating-point dtype; by default, torch's default dtype.
         minval: the lower end of the range, inclusive; a tensor is broadcast to the shape of the
             result.
         maxval: the upper end of the range, exclusive.
@@ -71,7 +71,7 @@ def normal(
     Args:
         key: a random key, int64 (2,).
         shape: the global shape of the result.
-        dtype: a floating-point dtype. None means torch's default dtype.
+        dtype: a floating-point dtype; by default, torch's default dtype.
 
     Returns:
         A tensor with the given shape and dtype.
@@ -105,8 +105,8 @@ def truncated_normal(
         lower: the lower bound, in standard deviations; a tensor is broadcast to the shape of the
             result.
         upper: the upper bound, in standard deviations.
-        shape: the global shape of the result. None means the broadcast shape of the bounds.
-        dtype: a floating-point dtype. None means torch's default dtype.
+        shape: the global shape of the result; by default, the broadcast shape of the bounds.
+        dtype: a floating-point dtype; by default, torch's default dtype.
 
     Returns:
         A tensor with the given shape and dtype, with lower <= value <= upper.
@@ -142,7 +142,7 @@ def exponential(
     Args:
         key: a random key, int64 (2,).
         shape: the global shape of the result.
-        dtype: a floating-point dtype. None means torch's default dtype.
+        dtype: a floating-point dtype; by default, torch's default dtype.
 
     Returns:
         A tensor with the given shape and dtype.
@@ -170,7 +170,7 @@ def gumbel(
     Args:
         key: a random key, int64 (2,).
         shape: the global shape of the result.
-        dtype: a floating-point dtype. None means torch's default dtype.
+        dtype: a floating-point dtype; by default, torch's default dtype.
 
     Returns:
         A tensor with the given shape and dtype.
@@ -200,10 +200,11 @@ def gamma(
 
     Args:
         key: a random key, int64 (2,).
-        a: the shape parameter, above 0; a tensor is broadcast to the shape of the result.
-        shape: the global shape of the result, which ends in the shape of `a`. None means the shape
+        a: the shape parameter of the gamma distribution, above 0; a tensor is broadcast to the
+            shape of the result.
+        shape: the global shape of the result, which ends in the shape of `a`; by default, the shape
             of `a`.
-        dtype: a floating-point dtype. None means torch's default dtype.
+        dtype: a floating-point dtype; by default, torch's default dtype.
 
     Returns:
         A tensor with the given shape and dtype.
@@ -272,10 +273,12 @@ def beta(
 
     Args:
         key: a random key, int64 (2,).
-        a: the first parameter, above 0; a tensor is broadcast to the shape of the result.
-        b: the second parameter, above 0; a tensor is broadcast to the shape of the result.
-        shape: the global shape of the result. None means the broadcast shape of `a` and `b`.
-        dtype: a floating-point dtype. None means torch's default dtype.
+        a: the first parameter of the beta distribution, above 0; a tensor is broadcast to the shape
+            of the result.
+        b: the second parameter of the beta distribution, above 0; a tensor is broadcast to the
+            shape of the result.
+        shape: the global shape of the result; by default, the broadcast shape of `a` and `b`.
+        dtype: a floating-point dtype; by default, torch's default dtype.
 
     Returns:
         A tensor with the given shape and dtype, and with values between 0 and 1.

@@ -50,7 +50,7 @@ def bernoulli(
     Args:
         key: a random key, int64 (2,).
         p: the probability of True, from 0 to 1; a tensor is broadcast to the shape of the result.
-        shape: the global shape of the result. None means the shape of `p`.
+        shape: the global shape of the result; by default, the shape of `p`.
 
     Returns:
         A bool tensor with the given shape.
@@ -124,17 +124,18 @@ def categorical(
 
     Args:
         key: a random key, int64 (2,).
-        logits: (..., classes, ...), floating-point: logarithms of probabilities, up to a constant.
+        logits: a floating-point tensor (..., classes, ...) of logarithms of probabilities, up to a
+            constant.
         axis: the dim of the classes.
-        shape: the global shape of the result, which ends in the shape of the logits without `axis`.
-            None means the shape of the logits without `axis`.
+        shape: the global shape of the result, which ends in the shape of the logits without the dim
+            `axis`; by default, the shape of the logits without the dim `axis`.
 
     Returns:
         An int64 tensor with the given shape, with indices from 0 to classes - 1.
 
     Raises:
         ShardError: key is not a random key, or shape does not end in the shape of the logits
-            without `axis`.
+            without the dim `axis`.
 
     Source: jax.random.categorical; the Gumbel-max trick.
 

@@ -38,11 +38,11 @@ class Report:
 
     Args:
         path: the path of the HTML page.
-        summary: the figures that the summary prints.
+        summary: the figures that `print(report)` shows.
         collectives: the collectives of one rank by source line, sorted by the time that the rank
             waits for them, longest first.
         suggestions: placements that avoid some of the collectives.
-        contents: everything that the page shows.
+        contents: the data that the HTML page shows.
 
     Example:
         >>> import os, tempfile, torch, shardfn as sf
@@ -77,23 +77,23 @@ def report(
     **kwargs: Any,
 ) -> Report:
     """Write an HTML page that predicts the time, the memory and the communication of a step. The
-    page is one file, which a browser opens without a network.
+    HTML page is one file, which needs no network.
 
     Args:
-        fn: a transformed function, such as the result of shard; or a function of global tensors,
-            with `mesh`.
+        fn: a transformed function, such as the result of shard, or, if `mesh` is given, a function
+            of global tensors.
         args: the arguments of the call. `ShapeDtype`s (global shape, dtype) may stand for tensors.
         path: the path of the HTML page.
-        mesh: a mesh, or a dict with the sizes of its axes, such as `{"dp": 8, "tp": 4}`, for which
-            no ranks are needed. None means the mesh of the transformed function.
+        mesh: a mesh, or a dict of axis names and sizes, such as `{"dp": 8, "tp": 4}`, which needs
+            no ranks. By default, `report` uses the mesh of the transformed function.
         hardware: an `sf.Hardware`, or the name of one, such as "H100".
-        in_placements: the placements of the arguments, as in `shard`. If placements are given, the
-            function is sharded with them. None means the placements of the transformed function.
+        in_placements: the placements of the arguments, as in `shard`; by default, the placements of
+            the transformed function.
         kwargs: the keyword arguments of the call.
 
     Returns:
         A `Report` with the fields `path`, `summary`, `collectives` (by source line), `suggestions`
-        (placements that avoid some collectives) and `contents` (everything that the page shows).
+        (placements that avoid some collectives) and `contents` (the data of the page).
 
     Raises:
         ShardError: fn is not transformed and mesh is not given, the hardware is unknown, or the

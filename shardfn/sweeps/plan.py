@@ -38,14 +38,15 @@ def plan(
     pipelines: Sequence[Schedule] | None = None,
     axis: str = "pp",
 ) -> Sweep:
-    """Compare meshes of several shapes for the same step. The table shows, for each mesh, the best
-    placements, the time, the bytes that a rank sends, and the memory peak of a rank.
+    """Compare meshes of several shapes for the same step. For each mesh, `plan` shows the best
+    placements, the step time, the bytes that a rank sends, and the memory peak of a rank.
 
-    With `pipelines`, `plan` also compares schedules, each on the meshes whose pipeline axis has as
-    many ranks as the schedule. With `pipelines`, the function is called as `fn(*args,
-    schedule=...)`, and must pass the schedule to `pipelined_grad`.
+    With `pipelines`, `plan` also compares pipeline schedules, each on the meshes whose pipeline
+    axis has as many ranks as the schedule. With `pipelines`, `plan` calls the function as
+    `fn(*args, schedule=...)`, and the function must pass the schedule to `pipelined_grad`.
 
-    The function is captured once, or once for each schedule. No step runs, and no ranks are needed.
+    `plan` captures the function once, or once for each schedule. `plan` runs no step and needs no
+    ranks.
 
     Args:
         fn: a pure function of pytrees, as for `shard`.
@@ -58,23 +59,23 @@ def plan(
         in_placements: the placements that are already fixed: a prefix tree over the positional
             arguments, with `sf.auto` for the placements that `plan` chooses. With `pipelines`, all
             placements must be given, as a tree or as a function of (mesh, schedule).
-        axis_names: the names of the mesh axes, as many as the largest number of axes of a mesh. The
-            default is "dp", "cp" and "tp". With `pipelines`, the default is `axis`, "dp" and "tp".
+        axis_names: the names of the mesh axes, as many as the largest mesh has axes. By default,
+            the axes are named "dp", "cp" and "tp", or `axis`, "dp" and "tp" with `pipelines`.
         pipelines: the `sf.Schedule`s to compare, each of which has its own numbers of ranks, stages
-            and microbatches. None compares steps without a pipeline.
+            and microbatches. By default, `plan` compares steps without a pipeline.
         axis: the pipeline axis of the mesh, as in `pipelined_grad`.
 
     Returns:
-        An `sf.Sweep`, which prints as a table. `rows` is sorted by time, and each row has `time`,
-        `memory`, `sent`, `placements`, and, with `pipelines`, `schedule` and `idle`. `best` is the
-        best row of the table. `refused` lists the meshes and schedules for which the step does not
-        fit into the memory limit.
+        An `sf.Sweep`, which prints as a table. The `rows` of the sweep are sorted by time, and each
+        row has `time`, `memory`, `sent`, `placements`, and, with `pipelines`, `schedule` and
+        `idle`. `Sweep.best` is the best row of the table. `Sweep.refused` lists the meshes and
+        schedules for which the step does not fit into the memory limit.
 
     Raises:
         PlacementError: no placements fit on any mesh, or, with `pipelines`, placements are missing.
-        ScheduleError: a schedule fits no mesh, a mesh fits no schedule, or the function does not
-            use the schedule.
-        ShardError: the hardware is unknown, or memory is not a number of bytes.
+        ScheduleError: a pipeline schedule fits no mesh, a mesh fits no schedule, or the function
+            does not use the schedule.
+        ShardError: the hardware is unknown, or `memory` is not a number of bytes.
 
     Source: Alpa (Zheng et al. 2022), torchtitan's AutoParallel.
 

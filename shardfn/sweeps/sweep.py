@@ -42,16 +42,15 @@ def sweep(
     """Predict the time and memory of a step for every combination of meshes, strategies,
     microbatches, rematerialization policies and hardware.
 
-    The step is captured once for all meshes, strategies and hardware. Microbatches, policies and
-    schedules change the Python code that runs. The step is called with `microbatches=`, `remat=` or
-    `schedule=`, and captured once for each combination of their values. No step runs, and no ranks
-    are needed.
+    `sweep` captures the step once for all meshes, strategies and hardware, and once for each
+    combination of microbatches, policies and schedules, which the step gets as `microbatches=`,
+    `remat=` and `schedule=`. `sweep` runs no step and needs no ranks.
 
     Args:
-        fn: a pure function of pytrees, as for `shard`. With the name of a strategy, the first
-            argument must be a dict and gets the placements of parameters; trees with the same
-            structure, and the state of an `sf.optim`, get the placements of the state; all other
-            tensors get those of the batch.
+        fn: a pure function of pytrees, as for `shard`. For a strategy given by its name, the first
+            argument of fn must be the dict of parameters. Trees with the structure of this dict,
+            and the state of an `sf.optim`, get the placements of the optimizer state. All other
+            tensor arguments get the placements of the batch.
         args: the positional arguments of the step. `ShapeDtype`s (global shape, dtype) may stand
             for tensors.
         meshes: the meshes: dicts of axis names and sizes, such as `{"dp": 4, "tp": 2}`, or tuples
@@ -61,33 +60,34 @@ def sweep(
             in_placements, or to functions of the mesh that return in_placements or an
             `sf.Strategy`. With `pipelines`, the values of a dict of strategies are functions of
             (mesh, schedule).
-        microbatches: numbers of microbatches, which the step passes to `sf.accumulate`.
-        remat: `checkpoint_policies`, which the step passes to `sf.checkpoint`.
-        pipelines: `sf.Schedule`s, which the step passes to `sf.pipelined_grad`. Each schedule is
-            tried on the meshes whose pipeline axis has as many ranks as the schedule.
+        microbatches: a list of numbers of microbatches, which the step passes to `sf.accumulate`.
+        remat: a list of rematerialization policies, which the step passes to `sf.checkpoint`.
+        pipelines: a list of `sf.Schedule`s, which the step passes to `sf.pipelined_grad`. `sweep`
+            tries each schedule on the meshes whose pipeline axis has as many ranks as the schedule.
         hardware: a list of `sf.Hardware`, or of names such as "H100".
-        memory: the memory limit of a rank, in bytes or as text such as "80GiB". Placements that
-            shardfn chooses stay below the limit, and rows with other placements are marked if they
-            exceed the limit. By default, rows that exceed the memory capacity of the hardware are
-            marked.
-        axis_names: the names of the axes, for meshes that are given as tuples of sizes. The default
-            is "dp", "cp" and "tp", and, with `pipelines`, `axis`, "dp" and "tp".
+        memory: the memory limit of a rank, in bytes or as text such as "80GiB". The placements that
+            shardfn chooses stay below the memory limit; a row with other placements that exceeds
+            the limit is marked. By default, rows that exceed the memory capacity of the hardware
+            are marked.
+        axis_names: the names of the axes, for meshes that are given as tuples of sizes. By default,
+            the axes are named "dp", "cp" and "tp", or `axis`, "dp" and "tp" with `pipelines`.
         axis: the pipeline axis of the mesh, as in `pipelined_grad`.
-        planner: the planner, as in `shard`. For a large step, "greedy" needs only a fraction of the
-            time.
+        planner: the planner, as in `shard`. For a large step, `planner="greedy"` takes much less
+            time than the default planner.
 
     Returns:
         A `Sweep`, which prints as a table and which `sf.draw` draws. The `rows` of the sweep are
-        sorted by time, and rows that do not fit in memory come last. Each row has `time`, `peak`,
-        `sent_by_axis`, `placements`, `is_front`, `lowered()`, and `call`, the code of the row.
-        `front` lists the rows for which no other row is better in both time and memory peak.
-        `refused` lists the combinations that cannot run, each with the reason.
+        sorted by time, and rows that do not fit in memory come last. Each row of a sweep has the
+        fields `time`, `peak`, `sent_by_axis`, `placements`, `is_front` and `call` (the code that
+        runs the row), and the method `lowered()`. `Sweep.front` lists the rows for which no other
+        row is better in both time and memory peak. `Sweep.refused` lists the combinations that
+        cannot run, each with the reason.
 
     Raises:
         ShardError: a list is empty or has wrong values, the hardware is unknown, the step lacks a
             keyword parameter, or no combination can run (with the reasons).
-        PlacementError: the strategy is unknown.
-        ScheduleError: a schedule fits no mesh.
+        PlacementError: `sf.strategy` has no strategy of the given name.
+        ScheduleError: a pipeline schedule fits none of the meshes.
 
     Source: the Pareto front of step time and memory, as AutoParallel and Alpa (Zheng et al. 2022)
         rank plans.

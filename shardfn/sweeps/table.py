@@ -164,14 +164,14 @@ class Refused:
 
 @attrs.frozen(eq=False)
 class Sweep:
-    """A table that compares one step over meshes, strategies, variants and hardware. A sweep prints
-    as a table.
+    """A table that compares one step over meshes, strategies, variants and hardware.
 
     Args:
         name: the name of the step.
         rows: the rows of the table: rows that fit in memory come first, and the fastest of them is
             at the top.
-        refused: the combinations that cannot run, each with the reason.
+        refused: the combinations of mesh, strategy, variant and hardware that cannot run, each with
+            the reason.
 
     Example:
         >>> import shardfn as sf

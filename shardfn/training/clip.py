@@ -19,16 +19,16 @@ from .optim.checks import check_one_mesh
 def clip_by_global_norm(grads: Any, max_norm: Any) -> tuple[Any, torch.Tensor]:
     """Scale gradients so that their global norm is at most `max_norm`.
 
-    The values are those of torch.nn.utils.clip_grad_norm_ with the 2-norm: every gradient is
-    multiplied by min(1, max_norm / (norm + 1e-6)). If the norm is not finite, the scaled gradients
-    are not finite either.
+    `clip_by_global_norm` computes the same values as torch.nn.utils.clip_grad_norm_ with the
+    2-norm: every gradient is multiplied by min(1, max_norm / (norm + 1e-6)). If the norm is not
+    finite, the scaled gradients are not finite either.
 
     Args:
         grads: a pytree of floating-point or complex tensors.
-        max_norm: a number or a 0-d tensor.
+        max_norm: the largest allowed norm, a number or a 0-d tensor.
 
     Returns:
-        (the scaled gradients, the norm before scaling as a 0-d tensor).
+        A tuple of the scaled gradients and the norm before scaling, a 0-d tensor.
 
     Raises:
         TreeError: a gradient is an integer tensor.

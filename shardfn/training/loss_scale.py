@@ -185,12 +185,12 @@ def loss_scale(
     """Scale the loss, so that small gradients in float16 do not become 0.
 
     Write `scaler = sf.loss_scale()` and `state = scaler.init()` once, and return
-    `scaler.scale(loss, state)` from the function that is differentiated. Then, in each step, write
+    `scaler.scale(loss, state)` from the function that is differentiated. After each backward, write
     `grads, finite = scaler.unscale(grads, state)`, `scaler.select(finite, new, old)` and `state =
     scaler.update(state, finite)`.
 
     Args:
-        initial: the initial scale.
+        initial: the initial scale of the loss.
         growth: the factor for the scale after `interval` steps with finite gradients, 1 or more.
         backoff: the factor for the scale after a step with non-finite gradients, from 0 to 1.
         interval: the number of consecutive finite steps after which the scale grows.
@@ -200,7 +200,7 @@ def loss_scale(
         `growth=1.0` and `backoff=1.0`, the scale never changes.
 
     Raises:
-        ShardError: a number is out of range.
+        ShardError: `initial`, `growth`, `backoff` or `interval` is out of range.
 
     Source: torch.amp.GradScaler, with its defaults; jmp.DynamicLossScale.
 

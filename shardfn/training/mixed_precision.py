@@ -134,17 +134,18 @@ def mixed_precision(
 
     Args:
         fn: a function whose first argument is the parameters: a tensor or a pytree.
-        compute: the dtype of the computation.
+        compute: the dtype in which fn computes.
         params: the dtype of the parameters, and of their gradients.
-        reduce: the dtype in which gradients are reduced over ranks. The dtype of `compute` sends
-            the fewest bytes, and the dtype of `params` does not round the sums.
-            `bucketed_grad(reduce_dtype=)` takes precedence.
+        reduce: the dtype in which gradients are reduced over ranks. With `reduce` equal to
+            `compute`, the reductions send fewer bytes; with `reduce` equal to `params`, the sums
+            are not rounded to the smaller dtype. The option `reduce_dtype` of `bucketed_grad` takes
+            precedence over `reduce`.
         keep: patterns for the paths of parameters that are not cast, such as `"**.norm.weight"`.
         argnums: the positions of the arguments that are cast. By default, all arguments are cast.
 
     Returns:
-        A function with the same arguments as fn. The results are not cast, and have the dtypes that
-        fn computes.
+        A function with the same arguments as fn. The results of the function are not cast back, and
+        keep the dtypes in which fn computes them.
 
     Raises:
         ShardError: a dtype is not a floating-point dtype, a parameter has another dtype than

@@ -60,33 +60,36 @@ def jit(
     of the mesh, as docs/dtensor.md describes.
 
     Args:
-        fn: a pure function of pytrees. Without fn, a decorator is returned. Each call reads the
-            values that fn closes over: tensors by reference, all other values by value. If a
+        fn: a pure function of pytrees. Without fn, `jit` returns a decorator. Each call of fn reads
+            closed-over tensors by reference, and all other closed-over values by value. If a
             closed-over value no longer fits the captured program, fn is captured again.
         attention: the method of sharded attention, as in `shard`, for functions of DTensors.
-        backend: "inductor", or "aten", which runs the program op by op, without a compilation. In a
-            simulated world, `backend` has no effect, because the simulator runs op by op.
-        warmup: with "aten", the first calls run op by op, while Inductor compiles in the
-            background. All ranks switch to compiled code at the same call. Results before and after
-            the switch may differ in rounding. If torch's autograd records a call, the call is
-            compiled at once.
+        backend: either "inductor", or "aten", which runs the program op by op, without a
+            compilation. In a simulated world, `backend` has no effect, because the simulator runs
+            op by op.
+        warmup: with `warmup="aten"`, the first calls run op by op, while Inductor compiles in the
+            background. All ranks switch from `warmup` to compiled code at the same call, and
+            results may then differ in rounding. A call that torch's autograd records is compiled at
+            once, without `warmup`.
         cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
-            launch as a whole. All ops of the function must be on the GPU. Arguments whose address
-            changes from call to call are copied into the graph's memory, and results are copied out
-            of it. Donated arguments with a fixed address are not copied. In a simulated world,
-            `cuda_graphs` has no effect.
+            launch as a whole. With `cuda_graphs`, all ops of the function must be on the GPU.
+            Arguments whose address changes from call to call are copied into the memory of the CUDA
+            graph, and results are copied out of the graph. Donated arguments with a fixed address
+            are not copied into the CUDA graph. In a simulated world, `cuda_graphs` has no effect.
         static_argnums: the positions of arguments that are constants of the captured program. A
             static argument may be any hashable object. If a static argument has a new value, or its
             attributes have changed, the function is captured again. A tensor as a static argument
             raises an error.
         donate_argnums: the positions of arguments whose memory may be used for the results. Using a
             donated argument after the call is an error.
-        seed: with "state", torch's own random calls draw from `sf.random.state`. With "required",
-            torch's own random calls raise an error, so every random number comes from a key.
+        seed: with `seed="state"`, torch's own random calls draw from `sf.random.state`. With
+            `seed="required"`, torch's own random calls raise an error, so every random number comes
+            from a key.
         dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
-            all these sizes. The value is a prefix tree over the positional arguments, like
-            `in_axes` of vmap, or a dict by argument name. A leaf is a dim, a set of dims, True for
-            all dims, or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
+            all these sizes. `dynamic` is a prefix tree over the positional arguments, like
+            `in_axes` of vmap, or a dict by argument name. Each leaf of `dynamic` is a dim, a set of
+            dims, True for all dims, or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See
+            `mark_dynamic`.
         rows: for each mesh axis, the number of token rows that a rank can receive for its experts,
             as in `shard`.
 
@@ -95,8 +98,8 @@ def jit(
         `.compile`.
 
     Raises:
-        PlacementError, TreeError, CaptureError, RuleError: raised by the call, with the name of the
-            function and of the argument.
+        PlacementError, TreeError, CaptureError, RuleError: raised when the compiled function is
+            called; the message names the function and the argument.
         ShardError: backend or warmup is unknown, or the program cannot be recorded as a CUDA graph.
 
     Source: jax.jit; torch.compile(fullgraph=True).

@@ -110,19 +110,20 @@ def overlay(
     """Compare the predicted time of a step with a real run of the step.
 
     Args:
-        predicted: the predicted time, `fn.lower(*args).time(hardware)`. A lowered function may be
-            passed instead, and is then predicted for an H100.
+        predicted: the predicted time, `fn.lower(*args).time(hardware)`. If a lowered function is
+            passed as `predicted`, its time is predicted for an H100.
         profile: the path of a trace of one rank, which `export_chrome_trace` of torch.profiler
             wrote and which contains calls of the function.
         path: the path of a trace to write, which shows the predicted step next to the run. The path
-            must end in ".json" or ".json.gz". None writes no file.
+            of the trace must end in ".json" or ".json.gz". Without `path`, `overlay` writes no
+            file.
 
     Returns:
         The predicted and real times of the step, of each collective and, with backend="aten", of
         the ops of each source line.
 
     Raises:
-        ShardError: the profile cannot be read, or was recorded from another program. The error
+        ShardError: the profile cannot be read, or was recorded from another program. The message
             names the collectives that are missing in the profile or in the prediction.
 
     Source: trace event format of Chrome; torch.profiler.

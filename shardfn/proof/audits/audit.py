@@ -37,12 +37,12 @@ def audit(
     """Compare a training step that is written for torch.distributed with the same step on one
     device.
 
-    The distributed step runs unchanged, on `world` ranks that are threads of this process. The step
-    may use DistributedDataParallel, fully_shard, parallelize_module, DTensors, or hand-written
-    collectives. Each rank gets a copy of the arguments, and must select its part of them by
-    `dist.get_rank()`. All ranks begin with the same state of the random generators. Parameters of
-    the two steps are paired by name, or by their initial values. A rank may hold only a part of a
-    parameter.
+    The distributed step runs unchanged, on simulated ranks that are threads of this process. The
+    distributed step may use DistributedDataParallel, fully_shard, parallelize_module, DTensors, or
+    hand-written collectives. Each rank gets a copy of the arguments, and must select its part of
+    them by `dist.get_rank()`. All ranks start with the same state of the random generators.
+    Parameters of the two steps are paired by name, or by their initial values. A rank may hold only
+    a part of a parameter.
 
     The audit compares the gradients when the optimizer reads them (or at the end of the step), the
     parameters after each step, the buffers, and the results of the steps. A step may return losses,
@@ -52,27 +52,27 @@ def audit(
 
     Args:
         distributed: the step function that each rank runs, a module, or the path of a script for
-            torchrun. If the step function has a parameter `mesh`, it gets a DeviceMesh.
-        single: the step function for one device and the global batch, or the path of a script. By
-            default, the distributed step or script runs on one rank, where data loaders with a
-            DistributedSampler return the batches of all ranks.
+            torchrun. A step function with a parameter `mesh` gets a DeviceMesh.
+        single: the step function for one device and the global batch, or the path of a script.
+            Without `single`, the distributed step or script also runs on one rank, and data loaders
+            with a DistributedSampler return the batches of all ranks there.
         args: the arguments of both steps. For scripts, `args` are the command-line arguments.
-        world: the number of ranks. The default is the size of the mesh, or 8.
+        world: the number of ranks; by default, the size of the mesh, or 8.
         mesh: the sizes of the mesh axes by name, for error messages and for a step that has a
             parameter `mesh`.
-        steps: the number of optimizer steps to compare. None compares all steps.
+        steps: the number of optimizer steps to compare; by default, all steps.
 
     Returns:
-        An `Audit`, which lists the values that differ, each with its ratio, the ranks and the
-        probable cause.
+        An `Audit`, which lists the values that differ between the two steps, each with the ratio of
+        both values, the ranks and the probable cause.
 
     Raises:
         ShardError: an argument has a wrong type. The error lists all arguments with a wrong type.
-        TreeError: `world` is not the number of ranks of `mesh`, or a step computes no value that
-            can be compared.
+        TreeError: the number `world` differs from the number of ranks of `mesh`, or a step computes
+            no value that can be compared.
         DivergenceError: ranks wait for each other, or enter different collectives.
 
-    Source: none; the patterns of causes are those of public reports, listed in docs/audit.md.
+    Source: public bug reports, listed in docs/audit.md, show which wrong values have which cause.
 
     Example:
         >>> import torch.distributed as dist

@@ -81,8 +81,8 @@ class Audit:
     Args:
         name: the name of the distributed step.
         world: the number of ranks.
-        rows: one row for each value that differs between the two steps. Initial values come first,
-            then gradients, parameters after the step, buffers, results and losses.
+        rows: one row for each value that differs between the two steps, in the order: initial
+            values, gradients, parameters after the step, buffers, results, losses.
         compared: the number of values that were compared.
         notes: remarks, such as parts of the step that the audit could not follow, and losses that
             are means of means.

@@ -208,31 +208,31 @@ def compare(
 ) -> Comparison | DigestComparison:
     """Compare two layouts, versions or dtypes of a step, and name the first op that differs.
 
-    The values of all ops of the program are compared. An op differs if its result is wrong by more
-    than rounding, judged by the inputs that the op read. The tolerance depends on the dtype, the
+    `compare` compares the results of all ops of the program. An op differs if, for the inputs that
+    the op read, its result is wrong by more than rounding. The tolerance depends on the dtype, the
     length of sums and the magnitude of values. A different order of summation, or an error in the
     inputs of an op, does not make the op differ.
 
     Args:
-        step: a pure function of pytrees, or a function under `shard`, whose options then apply to
-            side b. `step` may also be the path of digests, which a run with the environment
-            variable SHARDFN_DIGESTS has written. If `step` is a path, the only other argument is
-            the path of the digests of a second run.
+        step: a pure function of pytrees, or a function under `shard`. The options of `shard` then
+            apply to side b. To compare two earlier runs, pass the paths of two digest files
+            instead. A run writes a digest file if the environment variable SHARDFN_DIGESTS is set.
         args: the arguments of the step: ordinary tensors with global values, or DTensors.
-        a: the first side of the comparison. With None, the first side runs on one device. A dict
-            sets options: `mesh` (a DeviceMesh, or a dict of axis names and sizes), `in_placements`
-            and other options of `shard`, `dtype` for floating-point arguments, and `fn` for another
-            version of the step.
-        b: the second side of the comparison, with the same options as the first side.
-        raises: whether a difference raises an error.
+        a: a dict with the options of the first side of the comparison, or None to run the first
+            side on one device. The options are `mesh` (a DeviceMesh, or a dict of axis names and
+            sizes), `in_placements` and other options of `shard`, `dtype` for floating-point
+            arguments, and `fn` for another version of the step.
+        b: a dict with the options of the second side of the comparison, as for `a`.
+        raises: whether `compare` raises an error if an op differs.
 
     Returns:
-        A record that is true if no op differs. `first` describes the first op that differs: its
-        source line, its placements on both sides, and the ranks and elements that differ. `rows`
-        lists all values that were compared. The record prints as a report.
+        A record that prints as a report, and whose truth value is True if no op differs. The field
+        `first` describes the first op that differs: its source line, its placements on both sides,
+        and the ranks and elements that differ. The field `rows` lists all values that were
+        compared.
 
     Raises:
-        ShardError: a side cannot be run, or the arguments do not fit the step.
+        ShardError: one side of the comparison cannot run, or the arguments do not fit the step.
         DivergenceError: an op differs, and `raises` is True.
 
     Example:

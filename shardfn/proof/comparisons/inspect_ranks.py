@@ -276,13 +276,13 @@ def inspect_ranks(step: Any, *args: Any, watch: Watch | None = None) -> Inspecte
         step: a function under `shard`, in a fake world. A function without `shard` runs on one
             device.
         args: the arguments of the step.
-        watch: a function of a rank and a local tensor, which returns True to stop. The cursor
-            starts at the first op for which `watch` returns True on a rank.
+        watch: a function of a rank and a local tensor. The cursor starts at the first op for which
+            `watch` returns True on a rank.
 
     Returns:
-        A record of the run, with a cursor over its ops: `here`, `next()`, `back()`,
-        `goto("train.py:12")`, `next_stop()`, `stops`. The run keeps all local tensors of all ranks
-        in memory.
+        A record of the run, with a cursor over its ops. Move the cursor with `next()`, `back()`,
+        `goto("train.py:12")` and `next_stop()`, and read the current op from `here`. The record
+        keeps all local tensors of all ranks in memory.
 
     Raises:
         ShardError: the world does not compute the values of all ranks, or `watch` raises an error.
@@ -515,8 +515,8 @@ def first_nan(step: Any, *args: Any) -> NanFound | None:
         args: the arguments of the step.
 
     Returns:
-        A record of the first op whose result contains a NaN, with its source line, the ranks, and
-        its inputs. None if no value contains a NaN.
+        A record of the first op whose result contains a NaN, with the source line, the ranks and
+        the inputs of the op. `first_nan` returns None if no value contains a NaN.
 
     Raises:
         ShardError: the world does not compute the values of all ranks.

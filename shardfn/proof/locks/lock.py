@@ -76,22 +76,22 @@ def lock(
     """Write the cost of a step to a file, or compare the cost with an existing file, without
     running the step.
 
-    The file is meant for version control. The file lists the collectives of each source line, the
-    bytes by mesh axis, the memory peak, the predicted time, the placements of arguments and
-    results, and the ops of each line. Source lines are identified by their function and text, so
-    moved code makes no difference.
+    Commit the lock file to version control. The lock file lists the collectives of each source
+    line, the bytes by mesh axis, the memory peak, the predicted time, the placements of arguments
+    and results, and the ops of each line. `lock` identifies a source line by its function and text,
+    so moving code changes nothing.
 
     Args:
         fn: a transformed function, such as the result of shard.
         args: the arguments of the call. `ShapeDtype`s (global shape, dtype) may stand for tensors.
-        path: the path of the file. The file is written if it does not exist.
-        update: whether to write the file even if it exists.
-        tolerances: the relative difference that is allowed for a field: "peak_bytes" (default
-            0.05), "ms" (0.1), "collectives", "bytes", "ops" and "kernels" (0). `math.inf` allows
-            any difference.
+        path: the path of the lock file, which `lock` writes if the file does not exist.
+        update: whether to overwrite an existing lock file.
+        tolerances: a dict with the allowed relative difference for each field; `math.inf` allows
+            any difference. By default, 0.05 is allowed for "peak_bytes", 0.1 for "ms", and 0 for
+            "collectives", "bytes", "ops" and "kernels".
         hardware: an `sf.Hardware` for the predicted time, or the name of one, such as "H100".
-        links: the `sf.Link` of each mesh axis, by name, which replaces the links of the hardware.
-        kernels: whether to compile the step, and to record its kernels in the file too.
+        links: a dict from mesh axes to `sf.Link`s, which replace the links of the hardware.
+        kernels: whether to compile the step, and to record its kernels in the lock file too.
         kwargs: the keyword arguments of the call.
 
     Returns:
@@ -99,10 +99,10 @@ def lock(
         `notes` (fields that were not compared, such as the ops of another version of torch).
 
     Raises:
-        BudgetError: the cost of the step differs from the cost in the file. The error lists all
-            differences by source line.
-        ShardError: the file cannot be read (and is then not changed) or cannot be written, or fn is
-            not a transformed function.
+        BudgetError: the cost of the step differs from the cost in the lock file. The message lists
+            all differences by source line.
+        ShardError: the lock file cannot be read or written, or fn is not a transformed function. A
+            file that cannot be read is not changed.
 
     Source: lock files of package managers; snapshot tests.
 

@@ -62,38 +62,41 @@ def meshes(
     examples: int = 50,
     seed: int = 0,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Run a test in many worlds, on many meshes, with arguments of many sizes and placements.
+    """Run a test with many numbers of ranks, on many meshes, with arguments of many sizes and
+    placements.
 
-    The test gets the generated arguments by name, as DTensors, and the mesh if it has a parameter
-    `mesh`. Other parameters of the test may be pytest fixtures or parametrized cases. The reported
-    failure is as small as possible: it has the fewest ranks, then the fewest mesh axes, sharded
-    dims and elements. A note on the error contains a program of ten lines that fails in the same
-    way. Under torchrun, or inside an open world, all meshes have the ranks of that world.
+    The test gets the generated arguments by name, as DTensors. A test with a parameter `mesh` also
+    gets the mesh. Other parameters of the test may be pytest fixtures or parametrized cases.
+    `meshes` reports the smallest failure that it finds, with the fewest ranks, then the fewest mesh
+    axes, sharded dims and elements. The error has a note with a program of ten lines that fails in
+    the same way. Under torchrun, or inside a `fake_world`, all meshes consist of all ranks of the
+    world.
 
     Args:
-        worlds: the numbers of ranks, such as "1..8", 4 or [1, 2, 6]. Each number is tried as a mesh
-            of one, two and three axes. A dict of axis names and sizes means one mesh.
-        shapes: the shape of each argument, by name: a tuple of dims. A dim is a size, a name (equal
-            names have equal sizes), a multiple of a name ("3*d"), or a range of sizes ("0..7"). A
-            dict or list of shapes describes an argument that is a tree of tensors.
-        placements: "any" means each way to shard dims over mesh axes, in contiguous chunks. "all"
-            also tries zigzags, other orders of mesh axes, and Partial sums. `placements` may also
-            be one placement, or a list of `P`s to choose from. A dict gives the placements of each
-            argument by name.
-        sizes: the sizes of named dims: {"b": "0..7", "d": [4, 8]}. By default, a size is at least 1
-            and at most 9, or at most twice the number of ranks if that is more, up to 16.
-        axes: the names of the mesh axes. By default, the names are those in the placements, or
-            "dp", "tp" and "cp".
+        worlds: the numbers of ranks, such as "1..8", 4 or [1, 2, 6]. For each number of ranks,
+            `meshes` tries meshes of one, two and three axes. To try only one mesh, pass a dict of
+            axis names and sizes.
+        shapes: the shape of each argument, by name: a tuple of dims. A dim in `shapes` is a size, a
+            name (equal names have equal sizes), a multiple of a name ("3*d"), or a range of sizes
+            ("0..7"). A dict or list of shapes describes an argument that is a tree of tensors.
+        placements: the placements of the arguments: one placement, a list of `P`s to choose from,
+            or a dict by argument name. With `placements="any"`, every way to shard dims over mesh
+            axes in contiguous chunks is tried. `placements="all"` also tries zigzags, other orders
+            of mesh axes, and Partial sums.
+        sizes: the sizes of named dims, such as `dict(b="0..7", d=[4, 8])`. By default, on n ranks,
+            a named dim has a size from 1 to max(9, 2n), but at most 16.
+        axes: the names of the mesh axes; by default, the names in the placements, or "dp", "tp" and
+            "cp".
         dtype: the dtype of the arguments, or a dict from names to dtypes.
-        below: the exclusive upper bound of integer arguments: a size, or the name of a dim. A dict
-            gives the bound of each argument by name.
-        examples: the number of examples, at least two for each mesh. Every run tries the same
-            examples.
+        below: the exclusive upper bound of integer arguments: a size, or the name of a dim. To set
+            different bounds, pass a dict from argument names to bounds.
+        examples: the number of examples, at least two for each mesh. Every run of the test tries
+            the same examples.
         seed: the seed of the arguments, and of torch's random numbers inside the test.
 
     Returns:
-        A decorator. The decorated test can also be called with arguments, and then runs once with
-        these arguments.
+        A decorator. If the decorated test is called with arguments, the test runs once, with these
+        arguments.
 
     Raises:
         ShardError: an option has a wrong value, the test has wrong parameters, hypothesis is not

@@ -34,23 +34,24 @@ def load(
 ) -> Any:
     """Read a checkpoint, on any mesh and with any placements.
 
-    The mesh, the placements and the number of ranks may differ from those at the time of the save.
-    Each rank reads only the bytes of its own shards.
+    The mesh, the placements and the number of ranks may differ from those with which the checkpoint
+    was saved. Each rank reads only the bytes of its own shards.
 
     Args:
         path: the folder that `save` wrote to, or the folder of one step.
-        like: a pytree with the structure of the result: DTensors, tensors, `ShapeDtype`s (global
-            shape, dtype), constants, and objects with `load_state_dict`, whose state is restored.
-        mesh: a DeviceMesh. A mesh is not needed if all leaves of `like` are DTensors or ordinary
+        like: a pytree with the structure of the result. Leaves may be DTensors, tensors,
+            `ShapeDtype`s (global shape, dtype), constants, and objects with `load_state_dict`,
+            whose state is restored.
+        mesh: a DeviceMesh, which may be omitted if all leaves of `like` are DTensors or ordinary
             tensors.
-        placements: a prefix tree of placements over `like`. None keeps the placements of a DTensor,
-            and loads any other leaf as an ordinary tensor.
-        step: the number of the step to read. The default is the newest complete step.
-        strict: False ignores leaves of the checkpoint that `like` does not have.
+        placements: a prefix tree of placements over `like`. With the placement None, a DTensor
+            keeps its placements, and any other leaf is loaded as an ordinary tensor.
+        step: the number of the step to read; by default, the newest complete step.
+        strict: whether leaves of the checkpoint that `like` does not have raise an error.
 
     Returns:
-        The tree, in newly allocated memory. Constants in `like` are replaced by the values in the
-        checkpoint.
+        A tree with the structure of `like`, in newly allocated memory. `load` also replaces the
+        constants of `like` by those in the checkpoint.
 
     Raises:
         CheckpointError: the step does not exist; leaves are missing, extra, or of another shape or

@@ -45,22 +45,22 @@ def load_safetensors(
     *,
     strict: bool = True,
 ) -> Any:
-    """Read a folder of safetensors, such as a Hugging Face model. Each rank reads only its own
-    shards.
+    """Read a folder of safetensors, such as a Hugging Face model. Each rank reads only its shards
+    of the tensors.
 
     Args:
         path: a folder of `.safetensors` files, with their index if there is one.
         like: a dict of tensors, DTensors or `ShapeDtype`s (global shape) by their names in the
             files, or a tree of dicts whose keys, joined with dots, are these names. Values are
             converted to the dtypes of `like`.
-        mesh: a DeviceMesh. A mesh is not needed if all leaves of `like` are DTensors or ordinary
+        mesh: a DeviceMesh, which may be omitted if all leaves of `like` are DTensors or ordinary
             tensors.
-        placements: a prefix tree of placements over `like`. None keeps the placements of a DTensor,
-            and loads any other leaf as an ordinary tensor.
-        strict: False ignores tensors in the files that `like` does not have.
+        placements: a prefix tree of placements over `like`. With the placement None, a DTensor
+            keeps its placements, and any other leaf is loaded as an ordinary tensor.
+        strict: whether tensors in the files that `like` does not have raise an error.
 
     Returns:
-        The tree, in newly allocated memory.
+        A tree with the structure of `like`, in newly allocated memory.
 
     Raises:
         CheckpointError: the files do not exist; tensors are missing, extra or of another shape (the
@@ -178,16 +178,16 @@ def save_safetensors(
 ) -> None:
     """Write tensors as a folder of safetensors, which `from_pretrained` of Hugging Face can read.
 
-    The tensors are unsharded one after the other, and one rank writes all of them. The rank that
-    writes holds only one file in memory at a time. Older `model*.safetensors` files in the folder
-    that are not part of the model are deleted.
+    `save_safetensors` unshards one tensor after the other, and one rank writes all files, with only
+    one file in memory at a time. Older `model*.safetensors` files in the folder that are not part
+    of the model are deleted.
 
     Args:
         path: the folder, which is created if it does not exist.
         tree: a dict of tensors or DTensors by name, or a tree of dicts whose keys, joined with
             dots, are the names.
         max_bytes: the largest size of a file, in bytes or as text such as "5GB". A tensor that is
-            larger than this size gets its own file.
+            larger than `max_bytes` gets a file of its own.
 
     Raises:
         CheckpointError: a leaf is not a tensor, or the folder cannot be written.

@@ -25,7 +25,7 @@ from .writing import Writing
 
 
 class Saving:
-    """A checkpoint that is written in the background.
+    """A checkpoint that `sf.save` writes in the background.
 
     Args:
         work: the function that writes the checkpoint and returns its folder.
@@ -51,12 +51,12 @@ class Saving:
             self._error = error
 
     def is_done(self) -> bool:
-        """True if the checkpoint is complete, or has failed."""
+        """Whether the checkpoint is complete, or writing the checkpoint has failed."""
         return not self._thread.is_alive()
 
     def finish(self) -> None:
-        """Wait until the checkpoint is complete, or until writing it has failed. If writing has
-        failed, `finish` raises no error, but `wait` does.
+        """Wait until the checkpoint is complete, or until writing the checkpoint has failed.
+        `finish` does not raise the error of a failed write; `wait` does.
         """
         self._thread.join()
 
@@ -90,22 +90,24 @@ def save(
 ) -> Any:
     """Write a tree of tensors and constants to a checkpoint folder, as one step.
 
-    Each chunk of a tensor is written by only one rank. If a process is killed at any moment,
-    earlier steps stay unchanged.
+    Only one rank writes each chunk of a tensor. If a process is killed during a save, the steps
+    saved earlier stay unchanged.
 
     Args:
-        path: a folder for all steps. Every rank must have access to this folder.
+        path: the checkpoint folder, which holds all steps, and to which every rank must have
+            access.
         tree: a pytree of DTensors, ordinary tensors (the same on every rank), numbers, text, None,
             and objects with `state_dict` and `load_state_dict`.
-        step: the number of the step. The default is the number after the newest step. A step with
-            the same number is replaced.
-        keep: the number of steps to keep in the folder: older steps are deleted. None keeps all
-            steps.
-        background: whether to copy the tensors, return at once, and write in a thread, after
-            earlier saves of this process to the same folder.
+        step: the number of the step; by default, the number after the newest step. A saved step
+            with the same number is replaced.
+        keep: the number of steps to keep in the folder; older steps are deleted. By default, all
+            steps are kept.
+        background: whether to copy the tensors, return at once, and write the checkpoint in a
+            thread. Earlier saves of this process to the same folder are written first.
 
     Returns:
-        The folder of the step. With `background`, a `Saving`, whose `wait` returns the folder.
+        The folder of the step. With `background`, `save` returns a `Saving`, whose `wait` returns
+        the folder of the step.
 
     Raises:
         CheckpointError: a leaf cannot be saved, or the folder cannot be written.

@@ -24,9 +24,9 @@ class Loader:
         data: the global batches.
         mesh: a DeviceMesh.
         placements: a prefix tree of placements over a batch.
-        seed: the seed of those samplers that have no generator.
-        rows: the placement of the batch dim, if each rank reads only the rows of its own shards.
-            The value is None if each rank reads all rows.
+        seed: the seed of the samplers of `data` that have no generator.
+        rows: the placement of the batch dim if each rank reads only the rows of its shards, or None
+            if each rank reads all rows.
 
     Example:
         >>> import torch, shardfn as sf
@@ -117,7 +117,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loader in its data, to be saved with `sf.save` or
-        `torch.save`. The state can be loaded on any number of ranks.
+        `torch.save`. A loader on any number of ranks can load the state.
 
         Returns:
             A dict of numbers, the states of random generators, and the state of `data` if `data`
@@ -152,8 +152,9 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, on the same or another number of ranks. The next `for` loop
-        returns the batches of the epoch that had not been returned when the state was saved.
+        """Continue from the saved state of a loader, on the same or another number of ranks. The
+        next `for` loop over the loader returns the remaining batches of the epoch in which the
+        state was saved.
 
         Args:
             state: the state that `state_dict` of a loader of the same data returned.
@@ -185,13 +186,13 @@ class Loader:
 def loader(
     data: Iterable[Any], mesh: Any, placements: Any, *, seed: int = 0, rows: bool | None = None
 ) -> Loader:
-    """Turn batches of a `DataLoader` into DTensors. Where possible, each rank reads only its own
-    rows.
+    """Turn the batches of a `DataLoader` into DTensors.
 
-    `data` returns global batches, which are the same on every rank and for every number of ranks.
-    If `data` is a DataLoader over a dataset with indices, and uses torch's own collate function,
-    each rank reads only its own rows. From any other iterable, each rank reads all rows, and keeps
-    the rows of its shards. Ranks compare the data that they read with each other, for every batch.
+    `data` must yield global batches, which are the same on every rank and for every number of
+    ranks. If `data` is a DataLoader over an indexable dataset, and uses torch's own collate
+    function, each rank reads only the rows of its shards. From any other `data`, each rank reads
+    whole batches, and keeps the rows of its shards. For every batch, the ranks check that they read
+    the same data.
 
     Args:
         data: an iterable of trees of tensors, such as a torch DataLoader, in which every batch is
@@ -200,14 +201,14 @@ def loader(
         placements: a prefix tree of placements over a batch, such as `P("dp")`.
         seed: the seed of samplers of a DataLoader that have no generator. The seed and the number
             of the epoch determine the order of samples.
-        rows: whether each rank reads only its own rows. True declares that the collate function
-            handles each row separately. By default, `rows` is True if the collate function is
-            torch's own.
+        rows: whether each rank reads only the rows of its shards. With `rows=True`, the collate
+            function of the DataLoader must handle each row separately. By default, `rows` is True
+            if the collate function is torch's own.
 
     Returns:
         An iterable of batches with DTensors. The methods `state_dict` and `load_state_dict` of the
-        iterable save the position and continue from it, on any number of ranks. Each `for` loop
-        over the iterable is one epoch.
+        iterable save its position, and continue from a saved position on any number of ranks. Each
+        `for` loop over the iterable is one epoch.
 
     Raises:
         ShardError: data is not iterable, or is sharded by a DistributedSampler.

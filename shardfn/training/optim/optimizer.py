@@ -209,18 +209,19 @@ def optim(
     """Turn an optimizer of torch into pure functions over pytrees: `opt = optim(torch.optim.AdamW,
     lr=1e-3)`, `state = opt.init(params)`, `params, state = opt.update(params, grads, state)`.
 
-    The class is torch's own class, unchanged. Outside of a captured function, the step of the class
-    runs, so results equal those of torch to the last bit. Inside a captured function, the step
-    becomes part of the program, and is partitioned, differentiated and compiled with it.
+    `optim` uses the optimizer class unchanged. Outside of a captured function, `opt.update` runs
+    the `step` of the class, so results equal those of torch to the last bit. Inside a captured
+    function, the optimizer step becomes part of the captured program, which is partitioned,
+    differentiated and compiled as a whole.
 
     Args:
         cls: a class of torch.optim, or any subclass of torch.optim.Optimizer whose step computes
             new parameters and `self.state[p]` from the old ones.
-        groups: a dict that maps patterns (as in `sf.placements`, such as "**.bias") to options of
-            the matching parameters: `{"**.bias": dict(weight_decay=0.0)}`. The first pattern that
-            matches applies.
-        options: the arguments of the class, except the parameters. The options must be numbers, not
-            tensors. `foreach`, `fused` and `capturable` have an effect only outside of captured
+        groups: a dict from patterns to options of the matching parameters, such as `{"**.bias":
+            dict(weight_decay=0.0)}`. A pattern has the form of `sf.placements`, and a parameter
+            gets the options of the first pattern that matches.
+        options: the arguments of the optimizer class, except the parameters. No option may be a
+            tensor. `foreach`, `fused` and `capturable` have an effect only outside of captured
             functions.
 
     Returns:

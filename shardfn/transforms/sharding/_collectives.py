@@ -63,12 +63,12 @@ def _sum(x: Any, names: Names) -> Any:
 
 
 def pvary(x: Any, axis_name: AxisName) -> Any:
-    """Make a value varying: each rank then has its own copy, whose gradient is not summed over the
+    """Make a value varying over an axis, so that its gradient is not summed over the ranks of the
     axis.
 
     Inside `shard_map`, the gradient of an invariant value is the sum of the gradients of all ranks.
-    The gradient of `pvary(x, axis)` differs between ranks and is not summed, as per-sample
-    gradients need it.
+    The gradient of `pvary(x, axis)` is not summed, and differs between ranks. Per-sample gradients
+    need `pvary`.
 
     Args:
         x: a tensor, a number, or a pytree of them, which is invariant over the axis (equal on all
@@ -77,8 +77,8 @@ def pvary(x: Any, axis_name: AxisName) -> Any:
 
     Returns:
         x, varying over the axis. `pvary` sends nothing. The transpose of `pvary` is the sum over
-        ranks. If the differentiated function contains the call of `pvary`, the gradient of x itself
-        is the sum over ranks.
+        ranks. If the function that is differentiated calls `pvary(x, axis)`, the gradient of x is
+        still the sum over ranks.
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name, or x already varies
@@ -195,7 +195,8 @@ def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = Fals
         x: a tensor or a pytree of tensors.
         axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest;
             see `psum`.
-        axis: the position of the new dim. With `tiled`, the dim to concatenate along.
+        axis: the position of the new dim. With `tiled`, `axis` is the existing dim along which the
+            tensors are concatenated.
         tiled: whether to concatenate along an existing dim instead of stacking.
 
     Returns:
@@ -204,7 +205,7 @@ def all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = Fals
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
 
-    Source: jax.lax.all_gather, and all_gather_invariant for its type.
+    Source: jax.lax.all_gather, and jax.lax.all_gather_invariant, whose result is also invariant.
 
     Example:
         >>> import torch, shardfn as sf

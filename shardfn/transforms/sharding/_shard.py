@@ -138,66 +138,71 @@ def shard(
     The results equal `fn(*args)` up to the order of floating-point summation.
 
     Args:
-        fn: a pure function of pytrees, written as for one device. Without fn, a decorator is
-            returned. Each call reads the values that fn closes over: tensors by reference, all
-            other values by value. If a closed-over value no longer fits the captured program, fn is
-            captured again.
-        mesh: a DeviceMesh. The default is the mesh of the innermost `use_mesh`.
+        fn: a pure function of pytrees, written as for one device. Without fn, `shard` returns a
+            decorator. Each call of fn reads closed-over tensors by reference, and all other
+            closed-over values by value. If a closed-over value no longer fits the captured program,
+            fn is captured again.
+        mesh: a DeviceMesh; by default, the mesh of the innermost `use_mesh`.
         in_placements: the placements of the arguments: a prefix tree over the parameters of fn in
-            their order, or a dict by parameter name. A leaf is a `P`, one Placement (1-D meshes), a
-            list of Placements, or None. With None, a DTensor keeps its placements, and an ordinary
-            tensor is replicated. With `sf.auto`, shardfn chooses the placement with the shortest
-            step time, and `lower(...).placements` prints it. With `sf.auto`, an argument that is a
-            DTensor keeps its own placement.
-        out_placements: the placements of the results: a prefix tree over the result. None keeps the
-            placement that sharding propagation chose, but reduces Partial values. With `Partial()`
-            or `Partial("avg")`, each rank returns its term of the sum or mean.
-        implicit_comm: what happens if the program needs implicit collectives, which no placement
-            asks for: "allow", "warn" or "error".
-        planner: with "global", if the program would send activations that no placement asks for, an
-            integer program chooses the strategies of all ops at once. With "greedy", each op takes
-            the strategy that moves the fewest bytes. Inside another transform, `planner` has no
-            effect.
-        attention: for each mesh axis, the method of sharded attention: {"cp": "ring"}, "gather" or
-            "ulysses". By default, each attention op uses the method that sends the fewest bytes.
-            Inside another transform, `attention` has no effect.
+            their order, or a dict by parameter name. Each leaf of `in_placements` is a `P`, one
+            Placement (1-D meshes), a list of Placements, or None. For the leaf None, a DTensor
+            keeps its placements, and an ordinary tensor is replicated. With `sf.auto`, shardfn
+            chooses the placement with the shortest step time, and `lower(...).placements` prints
+            it. With `sf.auto`, an argument that is a DTensor keeps its own placement.
+        out_placements: the placements of the results: a prefix tree over the result. A result with
+            the placement None keeps the placement that sharding propagation chose, except that
+            Partial values are reduced. With `Partial()` or `Partial("avg")` in `out_placements`,
+            each rank returns its term of the sum or mean.
+        implicit_comm: whether to "allow" implicit collectives (collectives that no placement asks
+            for), to "warn" of them, or to raise an "error".
+        planner: how shardfn chooses the sharding strategies of the ops. With `planner="greedy"`,
+            each op takes the strategy that moves the fewest bytes. With `planner="global"`, an
+            integer program chooses all strategies together if the greedy ones would redistribute
+            activations. Inside another transform, `planner` has no effect.
+        attention: for each mesh axis, the method of sharded attention, such as `dict(cp="ring")`.
+            The methods are "ring", "gather" and "ulysses". By default, each attention op uses the
+            method that sends the fewest bytes. Inside another transform, `attention` has no effect.
         memory: the memory limit of a rank for `sf.auto`, in bytes or as text such as "80GiB".
         rows: for each mesh axis, the number of token rows that a rank can receive for its experts,
             or text such as "1.5x" for a multiple of the mean number. If the experts are sharded
-            over that axis, token rows are sent over the axis to the ranks that hold their experts.
-            Without `rows`, token rows are sent only if this takes fewer bytes than gathering the
-            experts, and if a rank has room for all rows. If more token rows would arrive at a rank,
-            every rank raises a CapacityError. Inside another transform, `rows` has no effect.
+            over a mesh axis in `rows`, each token row is sent over this axis to the rank that holds
+            its expert. Without `rows`, token rows are sent only if they take fewer bytes than an
+            all-gather of the experts, and if a rank has room for all rows. If a rank would receive
+            more token rows than `rows` allows, every rank raises a CapacityError. Inside another
+            transform, `rows` has no effect.
         donate_argnums: the positions of arguments whose memory may be used for the results. Using a
             donated argument after the call is an error.
         static_argnums: the positions of arguments that are constants of the captured program.
-            Arguments that are not tensors are constants even without this option. A tensor as a
-            static argument raises an error.
-        backend: "inductor", or "aten", which runs the program op by op, without a compilation. In a
-            simulated world, `backend` has no effect, because the simulator runs op by op.
-        warmup: with "aten", the first calls run op by op, while Inductor compiles in the
-            background. All ranks switch to compiled code at the same call. Results before and after
-            the switch may differ in rounding. If torch's autograd records a call, the call is
-            compiled at once.
+            Arguments that are not tensors are always constants, even if `static_argnums` does not
+            list them. A tensor as a static argument raises an error.
+        backend: either "inductor", or "aten", which runs the program op by op, without a
+            compilation. In a simulated world, `backend` has no effect, because the simulator runs
+            op by op.
+        warmup: with `warmup="aten"`, the first calls run op by op, while Inductor compiles in the
+            background. All ranks switch from `warmup` to compiled code at the same call, and
+            results may then differ in rounding. A call that torch's autograd records is compiled at
+            once, without `warmup`.
         cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
-            launch as a whole. All ops of the function must be on the GPU. Arguments whose address
-            changes from call to call are copied into the graph's memory, and results are copied out
-            of it. Donated arguments with a fixed address are not copied. In a simulated world,
-            `cuda_graphs` has no effect.
-        seed: with "state", torch's own random calls draw from `sf.random.state`. With "required",
-            torch's own random calls raise an error, so every random number comes from a key.
+            launch as a whole. With `cuda_graphs`, all ops of the function must be on the GPU.
+            Arguments whose address changes from call to call are copied into the memory of the CUDA
+            graph, and results are copied out of the graph. Donated arguments with a fixed address
+            are not copied into the CUDA graph. In a simulated world, `cuda_graphs` has no effect.
+        seed: with `seed="state"`, torch's own random calls draw from `sf.random.state`. With
+            `seed="required"`, torch's own random calls raise an error, so every random number comes
+            from a key.
         dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
-            all these sizes. The value is a prefix tree over the positional arguments, like
-            `in_axes` of vmap, or a dict by argument name. A leaf is a dim, a set of dims, True for
-            all dims, or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
+            all these sizes. `dynamic` is a prefix tree over the positional arguments, like
+            `in_axes` of vmap, or a dict by argument name. Each leaf of `dynamic` is a dim, a set of
+            dims, True for all dims, or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See
+            `mark_dynamic`.
 
     Returns:
         A function with the same arguments as fn, which returns DTensors and has the methods
         `.trace`, `.lower` and `.compile`.
 
     Raises:
-        PlacementError, TreeError, CaptureError, RuleError: raised by the call, with the name of the
-            function and of the argument.
+        PlacementError, TreeError, CaptureError, RuleError: raised when the sharded function is
+            called; the message names the function and the argument.
 
     Source: jax.jit with in_shardings.
 
