@@ -112,18 +112,18 @@ def _is_count(n: Any) -> bool:
 class fake_world(contextlib.ContextDecorator):
     """Simulate a world of n ranks in this process, as a context manager or a decorator.
 
-    The world belongs to the process, like torch's process group: it applies to all threads until
-    one of them leaves it. Two worlds at the same time are an error. When a world ends, its meshes
-    can no longer be used.
+    A fake world belongs to the process, like torch's process group, and applies to all threads
+    until one of the threads leaves it. Entering a second world at the same time raises an error.
+    When a world ends, its meshes can no longer be used.
 
     Args:
         n: the number of ranks, from 1 to 2**20.
         rank: the rank whose coordinates and local tensors this process shows.
-        numerics: True computes the values of every rank. False captures and compiles for `rank`
-            only, and reading a value raises `FakeValueError`.
-        unless_launched: If True, `fake_world` has no effect in a process that torchrun has started
-            as one of several. With this option, the same script runs on simulated ranks, or on real
-            ranks that `make_mesh` connects.
+        numerics: whether to compute the values of every rank. With `numerics=False`, shardfn
+            captures and compiles for `rank` only, and reading a value raises a FakeValueError.
+        unless_launched: whether `fake_world` has no effect in a process that torchrun has started
+            as one of several. With `unless_launched=True`, the same script runs on simulated ranks,
+            or, under torchrun, on real ranks that `make_mesh` connects.
 
     Raises:
         ShardError: n or rank is out of range, or a process group exists already.
@@ -185,7 +185,7 @@ class fake_world(contextlib.ContextDecorator):
         return self.world
 
     def start(self) -> fake_world:
-        """Enter the world without a `with` statement, for example in a notebook. The method `stop`
+        """Enter the world without a `with` statement, for example in a notebook, until `stop`
         leaves the world.
 
         Returns:
@@ -199,8 +199,9 @@ class fake_world(contextlib.ContextDecorator):
         return self
 
     def stop(self) -> None:
-        """Leave the world that `start` has entered. Any `fake_world` object with the same number of
-        ranks can leave the world, so a notebook need not keep the first object.
+        """Leave the fake world that `start` has entered. The method `stop` of any `fake_world`
+        object with the same number of ranks leaves the world, so a notebook need not keep the
+        object that `start` returned.
 
         Raises:
             ShardError: no world was started, the world has another number of ranks, or a `with`

@@ -32,12 +32,12 @@ class Composed:
 
 
 def compose(*transforms: Transform) -> Composed:
-    """Combine several transforms into one. The first transform is the outermost, as with
+    """Combine several transforms into one. The first transform is the outermost one, as with
     decorators.
 
     Args:
-        transforms: functions that each take a function and return a function. Use functools.partial
-            to give a transform its arguments.
+        transforms: functions that each take a function and return a function. To give a transform
+            arguments, use functools.partial.
 
     Returns:
         A transform: `compose(a, b)(fn)` equals `a(b(fn))`.

@@ -23,27 +23,27 @@ def mark_dynamic(
     for all sizes.
 
     A function that is called with x is captured with a symbol for the size of the marked dim, and
-    partitioned separately for each size of later calls. Later calls with other sizes do not run the
-    Python code again, even if their tensors are not marked. If a size breaks a condition in the
-    Python code, such as `if x.shape[0] > 4`, the function is captured again. Sizes 0 and 1 are also
-    captured separately.
+    partitioned separately for each size of later calls. Calls with other sizes of the marked dim do
+    not run the Python code again, even if the tensors of these calls are not marked. If a size
+    breaks a condition in the Python code, such as `if x.shape[0] > 4`, the function is captured
+    again. For the sizes 0 and 1 of the marked dim, the function is also captured separately.
 
     Args:
-        x: a tensor or a DTensor, of any shape. The mark belongs to this tensor object, and tensors
-            that are computed from it are not marked.
-        dim: the dim, or several dims.
-        strict: whether to raise an error if the function needs the size as a constant, for example
-            as a Python number. If False, the function is captured separately for each size that it
-            needs as a constant.
+        x: a tensor or a DTensor, of any shape. The mark belongs to the tensor object x, so tensors
+            that are computed from x are not marked.
+        dim: the dim to mark, or a tuple of dims.
+        strict: whether to raise an error if the function needs the size of the marked dim as a
+            constant, for example as a Python number. With `strict=False`, a function that needs the
+            size as a constant is captured separately for each size.
 
     Returns:
         x.
 
     Raises:
         ShardError: x is not a tensor, or has no such dim.
-        CaptureError: `mark_dynamic` is called inside a captured function. When called: the function
-            needs a constant size of a dim that is marked as strict. The error names the source line
-            that needs the constant, and the constant.
+        CaptureError: `mark_dynamic` is called inside a captured function. A function that needs the
+            size of a dim marked as strict as a constant also raises a CaptureError, which names the
+            constant and the source line.
 
     Source: torch._dynamo.mark_dynamic (strict) and maybe_mark_dynamic, whose marks count too.
 

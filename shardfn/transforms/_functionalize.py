@@ -194,45 +194,44 @@ def functionalize(
     The call `out, buffers = fn(params, buffers, *args)` changes neither the module nor its
     arguments. The call returns new values of the buffers that the module writes to or assigns, such
     as BatchNorm's statistics. The returned function follows later calls of `train()` and `eval()`
-    on the module and on each submodule. The returned function is captured once for each mode. All
-    other properties are those that the module has when `functionalize` is called: its attributes,
-    hooks, parametrizations, submodules, and which parameters are frozen. Call `functionalize` again
-    after you change an attribute, a hook, a parametrization, a submodule, or which parameters are
-    frozen. The returned function and the module share objects that are not modules, such as
-    `model.config`. Change the attributes of such shared objects only before `functionalize`.
+    on the module and on each submodule. The returned function is captured once for each mode
+    (`train` or `eval`). Call `functionalize` again after you change an attribute, a hook, a
+    parametrization, a submodule, or which parameters are frozen. The returned function and the
+    module share objects that are not modules, such as `model.config`. Do not change attributes of
+    shared objects after `functionalize`.
 
     The returned function holds no parameter values, and does not keep the module alive. After `del
-    module`, the returned function keeps the last modes of the module. Copies and pickles of the
-    returned function do not follow the modes of the module.
+    module`, the returned function keeps the last `train` or `eval` mode of the module. Copies and
+    pickles of the returned function do not follow `train()` and `eval()` calls on the module.
 
     A frozen parameter (requires_grad=False) counts as a buffer. No gradient of a frozen parameter
     is computed, sent or returned. A hook on a parameter (`p.register_hook`) gets the gradient,
-    summed over all uses of the parameter, and may replace it. Under `vmap(grad(f))`, a hook on a
-    parameter gets the gradient of one sample.
+    summed over all uses of the parameter, and may replace the gradient. Under `vmap(grad(f))`, a
+    hook on a parameter gets the gradient of one sample.
 
     Args:
         module: any nn.Module whose forward is a function of trees of tensors and constants. A tied
             weight is one parameter, under its first name, and its gradient is the sum over all uses
-            of the weight. All values in the module that are neither parameters nor buffers are
-            constants. A module on the meta device returns tensors on the meta device, for `trace`
-            and `lower` without memory.
-        share: whether params and buffers share the memory of the module. With `share`, an in-place
-            write to a parameter or buffer, or its donation, also changes the module. Without
-            `share`, params and buffers are copies.
+            of the weight. All values of the module that are neither parameters nor buffers become
+            constants of the program. A module on the meta device returns tensors on the meta
+            device, for `trace` and `lower` without memory.
+        share: whether params and buffers share memory with the module. With `share`, writing to a
+            parameter or buffer in place, or donating it, also changes the module. Without `share`,
+            params and buffers are copies of those of the module.
 
     Returns:
-        (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns (the module's result,
-        the new buffers). `fn` can be called alone or under any transform. `params` is a dict from
-        names in `module.named_parameters()` to detached values of the parameters that require grad.
-        `buffers` is a dict from names to the values of the buffers, including non-persistent ones,
-        and of the frozen parameters. Under `vmap`, each sample gets its own copy of a buffer that
-        the module writes to.
+        (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns a tuple of the
+        module's result and the new buffers. `fn` can be called alone or under any transform.
+        `params` is a dict from names in `module.named_parameters()` to detached values of the
+        parameters that require grad. `buffers` is a dict from names to the values of the buffers,
+        including non-persistent ones, and of the frozen parameters. Under `vmap`, each sample gets
+        its own copy of a buffer that the module writes to.
 
     Raises:
         TreeError: module is not an nn.Module, or its parameters have no shapes yet (lazy modules).
-        CaptureError: a parameter has a post-accumulate-grad hook or a multi-grad hook. When called:
-            the module stores a value outside of its buffers, or cannot be captured as one pure
-            graph.
+        CaptureError: a parameter has a post-accumulate-grad hook or a multi-grad hook. A call of
+            the returned function raises a CaptureError if the module stores a value outside of its
+            buffers, or cannot be captured as one pure graph.
 
     Source: torch.func.functional_call; flax.nnx.split; haiku.transform_with_state.
 

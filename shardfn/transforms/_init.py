@@ -33,21 +33,22 @@ def init(
     """Build a module whose parameters and buffers are created as shards: `fn, params, buffers =
     init(module_fn, mesh, placements, key)`.
 
-    Each rank creates only its own shards, with the values that a single device would draw for the
-    same key. For the key `sf.random.key(seed)`, the values are those of `module_fn()` under
-    `sf.random.plain()` after `sf.random.state.seed(seed)`. The full module is never in memory.
+    Each rank creates only the shards that it holds, with the values that a single device would draw
+    for the same key. For the key `sf.random.key(seed)`, `init` returns the parameter values of
+    `module_fn()` under `sf.random.plain()` after `sf.random.state.seed(seed)`. The full module is
+    never in the memory of one rank.
 
     Args:
         module_fn: a function that builds and returns an nn.Module, with torch's default
-            initialisation, `torch.nn.init` or its own initialisation. The function is called
+            initialisation, `torch.nn.init` or its own initialisation. `init` calls module_fn
             several times, on tensors without values.
-        mesh: a DeviceMesh. None means a single device.
+        mesh: a DeviceMesh, or None for a single device.
         placements: one `P` for all parameters, or a dict that maps names or patterns of parameters
             and buffers to `P`s, with the patterns of `sf.placements`, such as "**.weight". The
-            first pattern that matches applies. Parameters that no pattern matches are replicated.
-            The dicts that `sf.placements` and `sf.fsdp` return can be passed here.
+            first pattern that matches a name applies. Parameters that no pattern matches are
+            replicated. Pass the dict that `sf.placements` or `sf.fsdp` returns as `placements`.
         key: a random key, int64 (2,), with the same value on all ranks.
-        backend: "inductor" or "aten", as for `jit`.
+        backend: the backend that compiles the initialisation, "inductor" or "aten", as in `jit`.
 
     Returns:
         (fn, params, buffers), as `functionalize` returns them. With a mesh, the parameters and
@@ -58,8 +59,8 @@ def init(
         TreeError: module_fn returns no module, a pattern matches no name, or placements are given
             without a mesh.
         PlacementError: a placement does not fit its tensor.
-        CaptureError: the constructor reads tensor values, or `init` is called inside a captured
-            function.
+        CaptureError: the constructor of the module reads tensor values, or `init` is called inside
+            a captured function.
 
     Source: torch.nn.utils.skip_init and FSDP's meta-device initialisation; flax.nnx.jit of a
         constructor with sharding constraints.

@@ -17,11 +17,11 @@ from ..stored import own_folder
 def clear_cache(*, stored: bool = False) -> None:
     """Delete all captures and compiled programs of this process from memory.
 
-    When a function is called again, it is captured again. Compiled programs on disk are kept, and
-    can be loaded without another compilation.
+    After `clear_cache`, each function is captured again when it is called. `clear_cache` keeps the
+    compiled programs on disk, which save a second compilation.
 
     Args:
-        stored: whether to delete the compiled programs on disk too, for all processes of this user.
+        stored: whether to delete the compiled programs on disk too, for all processes of the user.
 
     Raises:
         ShardError: stored is not a bool.
@@ -45,22 +45,22 @@ def load_compiled(
 ) -> Compiled:
     """Load a compiled program that `Compiled.save` has written.
 
-    Loading captures nothing, and does not need the function. The file contains the names of ops,
-    and tensors, but no code. The file may contain only ops from a fixed list of pure computations.
-    A file from an untrusted source may therefore compute wrong values, but cannot read files or run
-    Python code. With Inductor, the program is compiled on this machine, or read from the stored
-    compilations.
+    `load_compiled` captures nothing, and does not need the original function. A saved program
+    contains names of ops, and tensors, but no code. `load_compiled` accepts only ops from a fixed
+    list of pure computations. So a saved program from an untrusted source may compute wrong values,
+    but cannot read files or run Python code. With `backend="inductor"`, `load_compiled` compiles
+    the program on this machine, or reads a stored compilation.
 
     Args:
         path: the path of the file.
-        mesh: the mesh to run on, which must have the axes and sizes of the saved program. The
-            default is the current mesh, or a new mesh of all ranks.
-        backend: "inductor" or "aten". The default is the backend with which the program was
+        mesh: the mesh to run on, which must have the axes and sizes of the saved program; by
+            default, the current mesh, or a new mesh of all ranks.
+        backend: either "inductor" or "aten"; by default, the backend with which the program was
             compiled.
 
     Returns:
-        The compiled program, which can be called. The program accepts only arguments with the
-        signature that was saved.
+        The compiled program, which can be called. The loaded program accepts only arguments with
+        the saved signature.
 
     Raises:
         ArtefactError: the file is damaged, or was saved for another torch, device or mesh.

@@ -307,26 +307,25 @@ def vmap(
 
     Args:
         fn: a function of one sample that returns a tensor or a tree of tensors.
-        in_axes: a prefix tree over the positional arguments, with the batch dim of each leaf. None
-            means that all samples share this argument.
-        out_axes: a prefix tree over the result, with the batch dim of each leaf. None means that
-            the result is equal for all samples. A number that fn returns becomes a tensor with one
+        in_axes: a prefix tree over the positional arguments, with the batch dim of each leaf, or
+            None for an argument that all samples share.
+        out_axes: a prefix tree over the result, with the batch dim of each leaf, or None for a
+            result that is equal for all samples. A number that fn returns becomes a tensor with one
             element for each sample.
         axis_name: the name of the batch dim, for `psum` and other collectives in fn.
-        axis_size: the number of samples. The number is needed only if no argument is mapped.
+        axis_size: the number of samples, which is needed only if all samples share all arguments.
         spmd_axis: mesh axes over which the batch dim is sharded, in inputs and outputs.
-        randomness: the behaviour of `torch.rand`, dropout and similar ops in fn: "error" raises an
-            error, "different" draws different numbers for each sample, and "same" draws the same
-            numbers for all samples. Random numbers from keys of `sf.random` do not need
-            `randomness`.
+        randomness: whether `torch.rand`, dropout and similar ops in fn raise an "error", or draw
+            "different" or the "same" numbers for each sample. Random numbers from keys of
+            `sf.random` do not need `randomness`.
 
     Returns:
         A function with the same arguments as fn, in which mapped arguments and results have a batch
         dim.
 
     Raises:
-        TreeError: when called: mapped dims have different sizes (the error lists all of them), or
-            axes do not fit the arguments.
+        TreeError: when called: the batch dims of the arguments have different sizes, or the axes do
+            not fit the arguments. The message lists all sizes.
 
     Source: jax.vmap.
 

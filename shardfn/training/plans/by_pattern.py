@@ -31,39 +31,40 @@ def placements(
 ) -> Placements:
     """Give every parameter the placement of the first pattern that matches its name.
 
-    A pattern is a glob over full paths: `*` matches within one name between dots, and `**` matches
-    any number of names. A pattern may also be a regular expression, `re.compile(...)`, which must
-    match the full path. A value in the plan is a placement, or a style of tensor or expert
+    A pattern is a glob over full parameter paths: `*` matches within one name between dots, and
+    `**` matches any number of names. A pattern may also be a regular expression, `re.compile(...)`,
+    which must match the full path. A value in `plan` is a placement, or a style of tensor or expert
     parallelism. Styles of Hugging Face plans (`model.tp_plan`, `config.base_model_tp_plan`,
-    `model.ep_plan`) are given by their names, and styles of `torch.distributed.tensor.parallel` as
-    objects. The pattern of a style may match the module that holds the parameters. A pattern that
-    matches the parameter itself takes precedence. Styles of activations have no effect, because
-    sharding propagation places activations.
+    `model.ep_plan`) are given by name, and styles of `torch.distributed.tensor.parallel` as
+    objects. The pattern of a style may also match a module, instead of its parameters. A pattern
+    that matches the parameter takes precedence over a pattern that matches the module. Styles that
+    place activations have no effect, because sharding propagation places activations.
 
     Args:
         params: a dict of tensors, DTensors or `ShapeDtype`s, such as `functionalize` returns, or a
-            tree of dicts. In a tree, a path consists of the keys with dots between them.
+            tree of dicts. In a tree of dicts, the path of a parameter consists of the keys, joined
+            with dots.
         plan: a dict that maps patterns to placements (`P`, a Placement, a list of them, None) or
             styles.
-        mesh: a DeviceMesh. With a mesh, the axes are checked, and the printed table shows the bytes
-            of a rank.
-        axis: the mesh axis, or axes, over which styles shard. `axis` is not needed for a mesh of
+        mesh: a DeviceMesh. If `mesh` is given, `placements` checks the axis names, and the printed
+            table shows the bytes that each rank holds.
+        axis: the mesh axis, or axes, over which styles shard, which may be omitted for a mesh of
             one axis.
         default: a placement, or a prefix tree of placements, for parameters that no pattern
-            matches. Without a default, a parameter that no pattern matches is an error, but a plan
-            with styles replicates it.
+            matches. Without `default`, a parameter that no pattern matches raises an error, or is
+            replicated if the plan contains styles.
         module: the nn.Module of the parameters. torch's styles need the module to distinguish an
-            Embedding from a Linear without bias. The module also gives all names of a tied
-            parameter.
+            Embedding from a Linear without bias. With `module`, a pattern may match any name of a
+            tied parameter.
 
     Returns:
         A dict with a placement for each parameter, for `in_placements`, `distribute` and `init`.
-        The dict prints as a table.
+        The dict of placements prints as a table.
 
     Raises:
-        TreeError: a pattern matches nothing, no pattern matches a parameter, or a pattern has no
-            effect because earlier patterns match the same parameters. The error lists all patterns
-            without effect, and all parameters without a pattern.
+        TreeError: a pattern matches nothing, a parameter matches no pattern, or a pattern has no
+            effect because earlier patterns match the same parameters. The message lists all these
+            patterns and parameters.
         PlacementError: a placement does not fit its parameter, or a style is unknown.
 
     Source: the partition rules of EasyLM and MaxText; transformers' tp_plan;

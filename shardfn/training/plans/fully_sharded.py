@@ -47,22 +47,22 @@ def fsdp(
     shards.
 
     If no dim of a parameter can be split into equal shards, its largest dim is sharded in uneven
-    chunks. A dim that `base` shards is never sharded again. If `base` shards all dims of a
-    parameter, the parameter keeps its placement.
+    chunks. `fsdp` never shards a dim that `base` shards. If `base` shards all dims of a parameter,
+    the parameter keeps its placement.
 
     Args:
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
-        axis: the mesh axis, or axes. The default is all axes over which `base` neither shards a
-            parameter nor distributes stages.
-        min_bytes: parameters with fewer bytes keep the placement of `base`. The bytes are those of
-            the global tensor, as a number or as text such as "100KB".
-        base: placements that are kept, such as those of a tensor parallel plan: a prefix tree over
-            the parameters. None means replicated.
+        axis: the mesh axis, or axes, over which `fsdp` shards; by default, all axes that `base`
+            does not use.
+        min_bytes: a size of the global tensor, as a number of bytes or as text such as "100KB".
+            Smaller parameters keep the placement of `base`.
+        base: placements that `fsdp` keeps, such as those of a tensor parallel plan: a prefix tree
+            over the parameters, in which None means replicated.
 
     Returns:
         A dict with a `P` for each parameter, for `in_placements`, `distribute` and `init`. The dict
-        prints as a table.
+        of placements prints as a table.
 
     Raises:
         PlacementError: the mesh lacks the axis, `base` uses all axes, or `base` does not fit the

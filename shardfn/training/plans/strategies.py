@@ -72,7 +72,7 @@ class Strategy:
     Args:
         name: the name of the strategy, such as "zero3".
         params: the placement of each parameter between two steps.
-        grads: the placement of each gradient, to pass to `sf.constrain`.
+        grads: the placement of each gradient, which the step passes to `sf.constrain`.
         state: the placement of the optimizer state of each parameter, to pass to
             `opt.state_placements`.
         batch: the placement of the inputs, whose first dim is the batch.
@@ -135,42 +135,45 @@ def strategy(
     """Return the placements of parameters, gradients and optimizer state for a parallel strategy.
 
     Args:
-        name: "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor", "sequence", "context", "expert"
-            or "pipeline".
+        name: the name of the strategy: one of "ddp", "zero1", "zero2", "zero3", "hsdp", "tensor",
+            "sequence", "context", "expert" and "pipeline".
         params: a dict of tensors, DTensors or `ShapeDtype`s, or a tree of dicts.
         mesh: a DeviceMesh.
-        axis: the mesh axis. "hsdp" needs two axes, of which the last shards the parameters. The
-            default is "dp", ("replica", "dp") for "hsdp", "tp" for "tensor" and "sequence", "cp"
-            for "context", "ep" for "expert", and "pp" for "pipeline".
-        base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy`, from which the
-            placements of the batch and of activations are also kept. "tensor" and "sequence" need
-            the placements of a tensor parallel plan, and "expert" needs the placements of the
-            experts, such as `model.ep_plan`.
-        min_bytes: parameters with fewer bytes than this are not sharded over the axis. The bytes
-            are those of the global tensor, as a number or as text such as "100KB".
-        stages: for "pipeline". "even" gives each stage consecutive layers with about the same
-            number of elements, in the order of `params`. `sf.jit(loss_fn).trace(params, batch)`
-            gives stages that take about the same time, in the order in which loss_fn reads
-            parameters. A dict maps patterns of parameter paths to the numbers of stages.
+        axis: the mesh axis of the strategy. The strategy "hsdp" needs two axes, of which the last
+            shards the parameters. The default axis is ("replica", "dp") for "hsdp", "tp" for
+            "tensor" and "sequence", "cp" for "context", "ep" for "expert", "pp" for "pipeline", and
+            "dp" for all other strategies.
+        base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy`, which also gives
+            the placements of the batch and of activations. The strategies "tensor" and "sequence"
+            need the placements of a tensor parallel plan in `base`, and "expert" needs the
+            placements of the experts, such as `model.ep_plan`.
+        min_bytes: a size of the global tensor, as a number of bytes or as text such as "100KB". The
+            strategy does not shard smaller parameters over `axis`.
+        stages: for "pipeline": how the layers are divided into stages. With `stages="even"`, the
+            stages hold consecutive layers of `params`, with about the same number of elements per
+            stage. With `stages=sf.jit(loss_fn).trace(params, batch)`, the stages take about the
+            same time, and hold the parameters in the order in which loss_fn reads them. To choose
+            the stages, pass a dict from patterns of parameter paths to the numbers of stages.
         chunks: for "pipeline": the number of stages on each rank along the axis.
-        order: for "pipeline": "loop" puts stage s on rank s mod n, if the axis has n ranks. "v"
-            needs two chunks: the stages run up to the last rank and back down.
+        order: for "pipeline": how the stages lie on the n ranks of the axis. With `order="loop"`,
+            stage s is on rank s mod n. With `order="v"`, which needs `chunks=2`, the stages run up
+            to the last rank and back down.
         rows: for "expert": the number of token rows that a rank can receive for its experts, or
-            text such as "1.5x" for a multiple of the mean number. The default is the largest number
-            of rows that can arrive at a rank.
-        attention: for "context": the method of sharded attention over the axis: {"cp": "ring"},
-            "gather" or "ulysses". By default, each attention op uses the method that sends the
-            fewest bytes.
+            text such as "1.5x" for a multiple of the mean number. By default, `rows` is the largest
+            number of token rows that can arrive at a rank.
+        attention: for "context": the method of sharded attention over the axis, such as
+            `dict(cp="ring")`. By default, each attention op uses the method that sends the fewest
+            bytes.
 
     Returns:
         A `Strategy` with `params`, `grads`, `state`, `batch`, `activations`, `rows` and
         `attention`.
 
     Raises:
-        PlacementError: the name is unknown, the mesh lacks the axis, base does not fit or shards
-            nothing over the axis of "tensor", parameters have no stage, there are fewer layers than
-            stages, or rows or attention do not fit the strategy.
-        TreeError: base does not match the parameters.
+        PlacementError: the strategy is unknown, the mesh lacks the axis, `base` does not fit the
+            strategy, a parameter has no stage, the model has fewer layers than stages, or `rows` or
+            `attention` does not fit the strategy.
+        TreeError: the tree `base` does not match the parameters.
 
     Source: Rajbhandari et al. 2020, ZeRO, arXiv:1910.02054; Shoeybi et al. 2019, Megatron-LM,
         arXiv:1909.08053; Korthikanti et al. 2022, arXiv:2205.05198, for "sequence"; Liu et al.

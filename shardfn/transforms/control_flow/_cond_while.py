@@ -24,21 +24,21 @@ from ._controlled import Controlled, carried, leaf_kinds
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
-    """Call one of two functions, depending on a value that is known when the program runs. Only the
-    chosen function is computed.
+    """Call one of two functions, depending on a value that is known when the program runs. `cond`
+    computes only the chosen function.
 
     Args:
-        pred: a bool, or a tensor with one element. A Python bool selects the function during the
-            capture.
+        pred: a bool, or a tensor with one element. If `pred` is a Python bool, `cond` chooses the
+            function during the capture.
         true_fn: a function of the operands that returns a tensor or a tree of tensors.
         false_fn: a function of the operands whose result has the same tree, shapes and dtypes as
             that of true_fn.
-        operands: trees of tensors. Tensors that either function closes over may be differentiated
-            too.
+        operands: trees of tensors. Tensors that true_fn or false_fn closes over may be
+            differentiated too.
 
     Returns:
-        The result of the chosen function. Numbers in the result become tensors. Under `vmap`, if
-        `pred` differs between samples, both functions are computed.
+        The result of the chosen function, in which numbers become tensors. Under `vmap`, if `pred`
+        differs between samples, both functions are computed.
 
     Raises:
         TreeError: the results of the two functions have different trees, shapes or dtypes.
@@ -171,8 +171,8 @@ def while_loop(
     Returns:
         The first carry for which `cond_fun` is false. `while_loop` works under every transform. In
         reverse mode, the loop runs a second time and saves 64 carries. In a loop of n > 64 steps,
-        each carry that was not saved is recomputed from the last saved carry before it, in n * n /
-        128 steps in total.
+        the backward recomputes all other carries from the saved carries, in n * n / 128 steps in
+        total.
 
     Raises:
         TreeError: body_fun returns a carry with another tree, shape or dtype.

@@ -30,8 +30,8 @@ def scan(
     length: int | None = None,
     reverse: bool = False,
 ) -> tuple[Any, Any]:
-    """Run a function over the slices of dim 0 of tensors, and pass a carry from step to step. The
-    loop is one op of the program, whatever its length is.
+    """Run a function over the slices of dim 0 of tensors, and pass a carry from step to step. A
+    `scan` is one op of the captured program, whatever its length is.
 
     Args:
         f: a function (carry, x) -> (carry, y), where x and y are the per-step input and output. The
@@ -40,18 +40,18 @@ def scan(
         init: the carry of the first step, a tree of tensors.
         xs: a tree of tensors, all with the same first dim, or None. The input of step i is the tree
             with `x[i]` in place of each tensor x.
-        length: the number of steps. The number is needed only without xs.
-        reverse: whether to start with the last slice. Per-step outputs have the same positions as
-            the slices that they belong to.
+        length: the number of steps, which is needed only if xs is None.
+        reverse: whether to start with the last slice. With `reverse`, output i still belongs to
+            slice i.
 
     Returns:
-        (the carry after the last step, the tree of per-step outputs). Each per-step output is
-        stacked along a new first dim. A number that f returns is stacked as a tensor. Constants in
-        the outputs that are not numbers do not change.
+        A tuple of the carry after the last step, and the tree of per-step outputs. Each per-step
+        output is stacked along a new first dim. If f returns a number, the number is stacked as a
+        tensor. Constants that are not numbers are not stacked.
 
     Raises:
-        TreeError: the first dims of xs have different sizes, or the carry changes its tree, a shape
-            or a dtype.
+        TreeError: the first dims of xs have different sizes, or the tree, a shape or a dtype of the
+            carry changes between steps.
         PlacementError: inside a sharded function: a carry is constrained to a placement that
             differs from that of `init`.
 
@@ -233,13 +233,13 @@ def _no_steps(name: str, f: Any, init: Any, xs: Any) -> Any:
 
 @filter_errors
 def map(f: Callable[[Any], Any], xs: Any) -> Any:
-    """Apply `f` to each slice of dim 0, one at a time. The result equals that of `vmap(f)`, but
-    only one slice is in memory at a time.
+    """Apply a function to each slice of dim 0 of tensors, one slice at a time. The result equals
+    that of `vmap(f)`, but only one slice is in memory at a time.
 
     Args:
         f: a function of one slice that returns a tensor or a tree of tensors.
-        xs: a tree of tensors, all with the same first dim. Slice i is the tree with `x[i]` in place
-            of each tensor x.
+        xs: a tree of tensors, all with the same first dim. Slice i of xs is the tree with `x[i]` in
+            place of each tensor x.
 
     Returns:
         The tree of results, each stacked along a new first dim.

@@ -198,8 +198,8 @@ def accumulate(
 
     The accumulated function returns the mean of the results of the microbatches. If the loss is a
     mean over rows, the result equals that of `fn` on the global batch. Only the activations of one
-    microbatch are in memory at a time. Between microbatches, each rank keeps its own term of the
-    gradient, which is Partial over the mesh.
+    microbatch are in memory at a time. Between microbatches, the gradient is Partial over the mesh:
+    each rank keeps one term of the sum.
 
     Args:
         fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not, or any
@@ -208,16 +208,16 @@ def accumulate(
             multiple of `microbatches`.
         batch_argnums: the positions of the arguments that are batches. By default, the batches are
             the arguments that fn does not differentiate. If fn does not compute a gradient, the
-            default is all arguments except the first. With k microbatches, microbatch i holds rows
+            batches are all arguments except the first. With k microbatches, microbatch i holds rows
             i, i + k, i + 2k, ...
 
     Returns:
-        A function with the same arguments and results as fn. With `has_aux`, aux gets a leading dim
-        whose size is the number of microbatches.
+        A function with the same arguments and results as fn. If fn has `has_aux`, aux gets a
+        leading dim whose size is the number of microbatches.
 
     Raises:
         ShardError: microbatches is not a positive int.
-        TreeError: when called, a batch cannot be split evenly.
+        TreeError: when called, the rows of a batch cannot be split evenly into microbatches.
 
     Source: optax.MultiSteps; no_sync of torch's DistributedDataParallel.
 

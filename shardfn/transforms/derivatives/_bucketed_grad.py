@@ -97,32 +97,31 @@ def bucketed_grad(
 
     Args:
         fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
-        cap: the size at which a bucket is closed, in bytes or as text: "512KB" (powers of 1000),
-            "1GiB" (powers of 1024).
+        cap: the size at which a bucket is closed, in bytes or as text, such as "512KB" (powers of
+            1000) or "1GiB" (powers of 1024).
         first_cap: the size at which the first bucket is closed, so that communication starts early.
-            `first_cap` must be at most `cap`. The default is 1 MiB (1,048,576 bytes), as in torch's
-            DistributedDataParallel, or cap if cap is smaller.
+            The default of `first_cap` is 1 MiB (1,048,576 bytes), as in torch's
+            DistributedDataParallel, or `cap` if `cap` is smaller.
         argnums: the positions of the arguments to differentiate. Each differentiated argument may
             be a tree of floating-point tensors.
         has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
         ignore: leaves whose gradients are reduced separately: a predicate of the leaf's path, such
             as "params['w1']", or a prefix tree of bools.
-        reduce_dtype: the dtype in which gradients are sent. The default is the dtype of the
-            gradients.
+        reduce_dtype: the dtype in which gradients are sent; by default, the dtype of the gradients.
         max_in_flight: the largest number of bytes of gradients and gathered parameters that may be
             in flight at once.
-        plan: a bucket plan to use instead of the caps: `lower(...).plan`, which may have been
-            edited. The program uses exactly the buckets of the plan, with the same order of buckets
-            and of their leaves, or raises an error.
+        plan: a bucket plan to use instead of `cap` and `first_cap`, such as an edited copy of
+            `lower(...).plan`. The program uses exactly the buckets of the plan, with the same order
+            of buckets and leaves, or raises an error.
 
     Returns:
         A function with the same arguments as fn, which returns (value, gradients), or ((value,
         aux), gradients). A gradient has the shape, dtype and placement of its argument.
 
     Raises:
-        ShardError: cap is not a positive number of bytes, or first_cap exceeds cap.
-        TreeError: when called: an argument is not floating-point, ignore matches no leaf, or plan
-            was made for another program.
+        ShardError: `cap` is not a positive number of bytes, or `first_cap` exceeds `cap`.
+        TreeError: when called, an argument is not floating-point, `ignore` matches no leaf, or
+            `plan` was made for another program.
         CaptureError: when called, fn does not return a scalar.
 
     Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2; DDPOptimizer in

@@ -45,14 +45,14 @@ def checkpoint(fn: Callable[..., Any] | None = None, *, policy: str | None = Non
     """Rematerialize a function: the backward recomputes residuals instead of saving them.
 
     `checkpoint` does not change the values that the function returns. The backward repeats the
-    all-gathers of the function's forward. Random numbers are saved for the backward, which does not
-    draw them again. If no gradient is computed, `checkpoint` has no effect. If the gradient itself
-    is differentiated, the results of the first backward are saved.
+    all-gathers of the function's forward, but not its random draws, because random numbers are
+    saved. If no gradient is computed, `checkpoint` has no effect. For second derivatives, the
+    results of the first backward are saved.
 
     Args:
-        fn: a pure function of pytrees. Without fn, a decorator is returned.
+        fn: a pure function of pytrees. Without fn, `checkpoint` returns a decorator.
         policy: one of `checkpoint_policies`, which chooses the residuals that are saved in addition
-            to the arguments. By default, no residuals are saved in addition to the arguments.
+            to the arguments. By default, `checkpoint` saves only the arguments of fn.
 
     Returns:
         A function with the same arguments and results as fn.

@@ -94,21 +94,21 @@ class CustomJvp(Custom):
 
 def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = ()) -> CustomJvp:
     """Give a function a custom derivative, which `.defjvp(rule)` sets. In reverse mode, the
-    transpose of this derivative is used.
+    transpose of the custom derivative is used.
 
     Args:
         fn: a function of trees of tensors. The function must not close over values that are
             differentiated.
-        nondiff_argnums: the positions of arguments that are not tensors. The rule receives the
-            arguments at these positions before all other arguments.
+        nondiff_argnums: the positions of arguments that are not tensors. The derivative rule
+            receives the arguments at `nondiff_argnums` before all other arguments.
 
     Returns:
         The function, with a method `defjvp`.
 
     Raises:
-        ShardError: the function is called without a rule.
-        TreeError: when called, the results of the rule differ from those of the function in
-            structure, shape or dtype.
+        ShardError: the function is called before `defjvp` has set a rule.
+        TreeError: when called, the derivative rule returns results of another structure, shape or
+            dtype than the function.
         CaptureError: the function closes over a value that is differentiated.
 
     Source: jax.custom_jvp.

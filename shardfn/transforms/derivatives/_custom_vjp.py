@@ -169,16 +169,16 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     Args:
         fn: a function of trees of tensors. The function must not close over values that are
             differentiated.
-        nondiff_argnums: the positions of arguments that are not tensors. The rule receives the
-            arguments at these positions before all other arguments.
+        nondiff_argnums: the positions of arguments that are not tensors. The derivative rule
+            receives the arguments at `nondiff_argnums` before all other arguments.
 
     Returns:
-        The function, with a method `defvjp`. A call that is not differentiated runs fn unchanged.
+        The function, with a method `defvjp`. A call runs fn unchanged if no derivative is taken.
 
     Raises:
-        ShardError: the function is called without a rule.
-        TreeError: when called, the results of the rule do not fit the function.
-        CaptureError: fn is differentiated in forward mode, which its rule does not define, or fn
+        ShardError: the function is called before `defvjp` has set a rule.
+        TreeError: when called, the results of `fwd` or `bwd` do not fit the function.
+        CaptureError: fn is differentiated in forward mode, which `defvjp` does not define, or fn
             closes over a value that is differentiated.
 
     Source: jax.custom_vjp.

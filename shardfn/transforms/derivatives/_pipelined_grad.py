@@ -121,26 +121,26 @@ def pipelined_grad(
     """Compute value and gradient of the mean over microbatches, on pipeline stages, in the order of
     a schedule.
 
-    An op runs on the stage (`sf.Stage`) of the parameters that it reads, and the stage of an op
-    without parameters follows from its inputs. If no parameter is on a stage, or outside of
-    `shard`, the microbatches run one after the other. The result always equals the result of
-    `accumulate(value_and_grad(loss_fn), microbatches)`.
+    An op runs on the stage (`sf.Stage`) of the parameters that the op reads, and an op without
+    parameters runs on the stage of its inputs. Outside of `shard`, or if no parameter has an
+    `sf.Stage`, `pipelined_grad` runs the microbatches one after the other. The result always equals
+    the result of `accumulate(value_and_grad(loss_fn), microbatches)`.
 
     Args:
         loss_fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
-            If the value of loss_fn is a mean over the rows of the batch, the result is that of the
-            global batch. If the value of loss_fn is not a mean over rows, the result is the mean of
-            the results of the microbatches.
+            If the value of loss_fn is a mean over the rows of the batch, the result equals the
+            value and gradient for the global batch. If the value of loss_fn is not a mean over
+            rows, the result is the mean of the results of the microbatches.
         microbatches: the number of microbatches. The first dim of every batch tensor must be a
             multiple of `microbatches`.
-        schedule: an `sf.Schedule`, or "gpipe", "1f1b", "interleaved", "zero_bubble", "zbv",
-            "dualpipev".
+        schedule: an `sf.Schedule`, or one of the names "gpipe", "1f1b", "interleaved",
+            "zero_bubble", "zbv" and "dualpipev".
         argnums: the positions of the arguments to differentiate. Each differentiated argument may
             be a tree of floating-point tensors.
         has_aux: whether loss_fn also returns auxiliary data, a tree, in addition to the scalar.
         batch_argnums: the positions of the arguments that are batches. By default, the batches are
-            the arguments that are not differentiated. Microbatch i holds rows i, i + microbatches,
-            i + 2 * microbatches, ...
+            the arguments that are not differentiated. With k microbatches, microbatch i holds rows
+            i, i + k, i + 2k, ...
         axis: the pipeline axis: the mesh axis over whose ranks the stages are distributed.
 
     Returns:
@@ -151,7 +151,7 @@ def pipelined_grad(
     Raises:
         ShardError: microbatches, schedule or axis has a wrong type, or, when called, the schedule
             does not fit the stages.
-        TreeError: when called, a batch cannot be split evenly.
+        TreeError: when called, the rows of a batch cannot be split evenly into microbatches.
         CaptureError: when called, loss_fn does not return a scalar.
 
     Source: GPipe (arXiv 1811.06965); PipeDream-Flush, 1F1B (arXiv 2006.09503); torch.distributed

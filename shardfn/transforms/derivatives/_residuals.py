@@ -148,9 +148,10 @@ def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residu
     """List the residuals that a function's forward saves for its backward, with bytes, reason and
     source line.
 
-    The backward differentiates all floating-point results with respect to all floating-point
-    positional arguments. `saved_residuals` does not run the function. Values that share memory are
-    counted once. The bytes of a residual are those of its global tensor.
+    The backward that `saved_residuals` assumes differentiates all floating-point results with
+    respect to all floating-point positional arguments. `saved_residuals` does not run the function.
+    Residuals that share memory are counted once. The bytes of a residual are those of its global
+    tensor.
 
     Args:
         fn: a function of pytrees, which may contain `checkpoint` or be wrapped in it.
@@ -158,11 +159,11 @@ def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residu
         kwargs: the keyword arguments of fn, which are not differentiated.
 
     Returns:
-        A sequence of `Residual` records, with `nbytes` and `activation_bytes`. The sequence prints
-        as a table.
+        A sequence of `Residual` records, with `nbytes` and `activation_bytes`. The sequence of
+        residuals prints as a table.
 
     Raises:
-        CaptureError: no argument or no result is floating-point.
+        CaptureError: fn has no floating-point argument or no floating-point result.
 
     Source: jax.ad_checkpoint.print_saved_residuals.
 

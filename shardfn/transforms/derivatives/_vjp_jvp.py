@@ -175,11 +175,11 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     Returns:
         (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for each
         argument. Each leaf of the trees that `pull` returns has the placement of its argument.
-        Outside of any transform, each call of `pull` recomputes the value, because no residuals are
-        saved.
+        Outside of any transform, each call of `pull` recomputes the value of fn, because no
+        residuals are saved.
 
     Raises:
-        TreeError: raised by pull: the cotangent does not match the value.
+        TreeError: the cotangent that is passed to `pull` does not match the value.
 
     Source: jax.vjp.
 
@@ -213,10 +213,10 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
 
     Returns:
         (value, push). `push(*tangents)` returns the tangent of the value. Each call of `push` also
-        recomputes the value.
+        recomputes the value of fn.
 
     Raises:
-        TreeError: raised by push: the tangents do not match the primals.
+        TreeError: the tangents that are passed to `push` do not match the primals.
 
     Source: jax.linearize.
 

@@ -18,7 +18,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     path.
 
     `explain` neither runs nor compiles the function. `sf.shard(fn, ...).lower(*args).explain()`
-    returns the same result.
+    also returns the `Explanation` of a call.
 
     Args:
         fn: a transformed function, such as the result of shard.
@@ -26,9 +26,9 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         kwargs: the keyword arguments of the call.
 
     Returns:
-        An `Explanation`, which prints as a table. The record has `collectives`, `nbytes` (the total
-        bytes of one rank's collectives), `implicit` (collectives that no placement asked for), and
-        `elided` (the number of removed collectives).
+        An `Explanation`, which prints as a table. The `Explanation` has the fields `collectives`,
+        `nbytes` (the total bytes of one rank's collectives), `implicit` (collectives that no
+        placement asked for), and `elided` (the number of removed collectives).
 
     Raises:
         ShardError: fn is not a transformed function.
@@ -68,8 +68,8 @@ def assert_comms(
     Args:
         fn: a transformed function, such as the result of shard.
         args: the arguments of the call. `ShapeDtype`s may stand for tensors.
-        counts: the exact number of collectives of some kinds, such as `{"all_gather": 0}`. Kinds of
-            collectives that are not listed are not limited.
+        counts: the required number of collectives of some kinds, such as `{"all_gather": 0}`.
+            Collectives of other kinds are not limited.
         max_bytes: the largest allowed total of the bytes of a rank's collectives, as a number or as
             text such as "1MB".
         max_implicit: the largest allowed number of implicit collectives, which no placement asks
@@ -80,12 +80,12 @@ def assert_comms(
         The `Explanation` of the call.
 
     Raises:
-        BudgetError: the call exceeds the budget. The error lists each limit that the call exceeds,
-            and each collective with its source line.
+        BudgetError: the call exceeds `counts`, `max_bytes` or `max_implicit`. The message lists
+            each exceeded limit, and each collective with its source line.
         ShardError: a kind of collective is unknown, an option has a wrong value, or fn is not a
             transformed function.
 
-    Source: DTensor's CommDebugMode, whose counts tests compare.
+    Source: DTensor's CommDebugMode, which counts collectives in tests.
 
     Example:
         >>> import torch, shardfn as sf

@@ -35,20 +35,20 @@ def check(
     Args:
         fn: a pure function of pytrees of tensors.
         args: the arguments of fn: ordinary tensors with global values, not DTensors.
-        worlds: the simulated worlds. Each world is a number of ranks, on a mesh with the axis "dp",
-            or a dict of axis names and sizes.
+        worlds: a list of meshes to simulate. Each entry is a number of ranks, which form one axis
+            "dp", or a dict of axis names and sizes.
         placements: the placements of the arguments, like `in_placements` of `shard`. By default,
             every tensor with dims is sharded on dim 0, over the first mesh axis.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
 
     Returns:
-        The largest absolute difference of a result, for each world.
+        For each entry of `worlds`, the largest absolute difference of a result.
 
     Raises:
         DivergenceError: a result of the sharded function differs from the result on one device. The
-            error names the world, the result that differs, and the difference. If the result is a
-            mean of means, the error also shows the weights of these means.
+            message names the simulated mesh, the result that differs, and the difference. If the
+            result is a mean of means, the message also shows the weights of the inner means.
 
     Source: chex.assert_trees_all_close; DTensor's own op tests.
 

@@ -15,13 +15,13 @@ def explain_retrace(fn: Any, *args: Any, **kwargs: Any) -> str:
 
     Args:
         fn: a transformed function, such as the result of jit.
-        args: the arguments of a call. Without arguments, the last call that was captured is
-            explained.
+        args: the arguments of a call. Without `args`, `explain_retrace` explains the last call that
+            was captured.
         kwargs: the keyword arguments of the call.
 
     Returns:
-        A text with the differences from the closest earlier signature of the function, one on each
-        line.
+        A text that lists, one per line, the differences from the closest earlier signature of the
+        function.
 
     Raises:
         ShardError: fn is not a transformed function.

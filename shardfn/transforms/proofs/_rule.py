@@ -69,39 +69,39 @@ def rule(
     need_whole: str | Sequence[str] = (),
     example: Sequence[Any] | None = None,
 ) -> Any:
-    """Register a sharding rule for an operator. The new rule replaces an existing rule of shardfn
-    for this operator.
+    """Register a sharding rule for an operator. The new rule replaces the existing rule of the
+    operator, if there is one.
 
-    A mapping names every dim: "b i k, k j -> b i j" has an entry for each tensor argument and each
-    result of the op's schema. The names in a mapping are factors: if a factor is sharded, every
-    tensor with this factor is sharded, and results without the factor become Partial sums. In a
-    mapping, `...` stands for any leading dims, and 1 for a dim of size 1. A mapping may also be a
-    function of a record of the call, with `shapes`, `out_shapes`, `ins`, `outs` and arguments such
-    as `call["name"]`. A mapping function returns a mapping text, or a list of strategies for one
-    mesh axis, each of them a pair (placements of the inputs, placements of the results). In a
-    strategy, a placement is "R" (replicated), a dim, (dim, unit), "sum", "max", "min" or a DTensor
-    placement.
+    A mapping such as "b i k, k j -> b i j" names every dim of every tensor argument and result in
+    the op's schema. The names in a mapping are factors. If a factor is sharded, every tensor with a
+    dim of the same name is sharded, and results without the factor become Partial sums. In a
+    mapping, `...` stands for any leading dims, and 1 stands for a dim of size 1. A mapping may also
+    be a function of a record of the call. The record has `shapes`, `out_shapes`, `ins` and `outs`,
+    and `call["name"]` is the argument `name`. A mapping function returns a mapping text, or a list
+    of strategies for one mesh axis. A strategy is a pair (placements of the inputs, placements of
+    the results). In a strategy, each placement is "R" (replicated), a dim, a pair (dim, unit),
+    "sum", "max", "min" or a DTensor placement.
 
     Args:
         op: the operator: torch.ops.lib.name.overload, the result of `torch.library.custom_op`, or
             "lib::name".
-        mapping: a mapping text such as "b i k, k j -> b i j", or a function that returns one.
-            Without a mapping, `rule` returns a decorator for the function.
+        mapping: a mapping text such as "b i k, k j -> b i j", or a function that returns a mapping
+            text. Without a mapping, `rule` returns a decorator for the function.
         need_whole: factors that are never sharded, because the op needs all elements along them.
-            "..." means all leading dims.
+            The factor "..." stands for all leading dims.
         example: positional arguments of the op, on the CPU, of uneven sizes and distinct values.
-            With an example, every strategy is checked at registration on 2, 3 and 5 simulated
-            ranks, and so is the gradient of `register_autograd`. A mapping text that leads to
-            Partial sums needs an example.
+            With `example`, `rule` checks every strategy, and the gradient of `register_autograd`,
+            on 2, 3 and 5 simulated ranks. A mapping text that leads to Partial sums needs an
+            `example`.
 
     Returns:
         The registered rule. The method `remove()` of the rule, or the end of its `with` block,
-        unregisters the rule. The method `check(*args)` of the rule checks the rule for other
-        arguments.
+        unregisters the rule. The method `check(*args)` checks the rule for the given arguments of
+        the op.
 
     Raises:
         RuleError: the op cannot have a rule, the mapping does not fit the op, or a strategy gives a
-            wrong result. The error shows arguments for which the rule is wrong.
+            wrong result. The message shows arguments for which the rule is wrong.
 
     Source: sharding_rule of jax.experimental.custom_partitioning (Shardy); register_sharding of
     torch.distributed.tensor.

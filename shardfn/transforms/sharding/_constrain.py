@@ -23,18 +23,18 @@ def constrain(x: Any, placements: Any) -> Any:
 
     Args:
         x: a tensor, or a pytree of tensors.
-        placements: a prefix tree over x with `P` leaves. None leaves the placement of a value free.
-            A `Stage` puts a value on a stage of the pipeline axis, and leaves its sharding on other
-            axes free.
+        placements: a prefix tree over x, whose leaves are `P`, `Stage` or None. None does not
+            constrain the value. A `Stage` puts a value on a stage of the pipeline axis, and does
+            not constrain its sharding on other axes.
 
     Returns:
-        x. The same constraint applies to the gradient of x.
+        x. `constrain` also constrains the gradient of x to the same placements.
 
     Raises:
-        PlacementError: a placement names more dims than the tensor has, a leaf is not a `P`, a
-            `Stage` or None, an axis is named twice, the axes of one dim are in another order than
-            in the mesh, or a `Stage` is used on a mesh with several axes although no argument is on
-            a stage.
+        PlacementError: a placement names more dims than the tensor has, names an axis twice, or
+            names the axes of one dim in another order than the mesh. A leaf that is not a `P`, a
+            `Stage` or None also raises a PlacementError. On a mesh with several axes, a `Stage`
+            raises a PlacementError if no argument is on a stage.
         TreeError: placements is not a prefix tree of x.
 
     Source: jax.lax.with_sharding_constraint.

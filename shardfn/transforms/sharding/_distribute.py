@@ -45,14 +45,14 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     Args:
         tree: a pytree of ordinary tensors, not DTensors.
         mesh: a DeviceMesh.
-        placements: a prefix tree of placements over the tree. None means replicated.
+        placements: a prefix tree of placements over the tree, in which None means replicated.
 
     Returns:
         The tree with DTensors in place of tensors. The DTensors are detached, and share no memory
-        with the arguments.
+        with the tensors of `tree`.
 
     Raises:
-        PlacementError, TreeError: the placements do not fit the tree or the mesh. The error lists
+        PlacementError, TreeError: the placements do not fit the tree or the mesh. The message lists
             all placements that do not fit.
 
     Source: jax.device_put with a sharding; torch.distributed.tensor.distribute_tensor.
@@ -161,21 +161,21 @@ def from_local(
 
     Args:
         x: this rank's local tensor. In a simulated world, x may also be a list with one tensor for
-            each rank of the mesh. Under `sf.Stage`, the ranks that do not hold the stage pass
-            `torch.empty(0)` of the same dtype.
+            each rank of the mesh. If the placement is an `sf.Stage`, the ranks that do not hold the
+            stage pass `torch.empty(0)` of the same dtype.
         mesh: a DeviceMesh.
-        placements: a single placement: a `P`, a Placement, or a list of Placements. With
-            `Partial()` or `Partial("avg")`, x is this rank's term of a sum or mean.
-        shape: the global shape. By default, the global shape is computed for shards of equal sizes,
-            or from the sizes of the tensors in the list. A single x under `sf.Stage` needs `shape`,
+        placements: a single placement: a `P`, a Placement, or a list of Placements. If the
+            placement is `Partial()` or `Partial("avg")`, x is this rank's term of a sum or mean.
+        shape: the global shape; by default, the global shape of equal shards, or of the listed
+            tensors. If the placement is an `sf.Stage` and x is not a list, `shape` is required,
             because only the ranks of the stage know the shape of x.
 
     Returns:
         A DTensor with a copy of x.
 
     Raises:
-        PlacementError: the placement does not fit the tensor, the shape or the mesh, or there is
-            not one tensor for each rank.
+        PlacementError: the placement does not fit the tensor, the shape or the mesh, or the list
+            does not have one tensor for each rank.
 
     Source: DTensor.from_local.
 
@@ -349,7 +349,7 @@ def full(tree: Any) -> Any:
         tree: a pytree. Leaves that are not DTensors do not change.
 
     Returns:
-        The tree with ordinary tensors, which share no memory with the arguments. On real ranks,
+        The tree with ordinary tensors, which share no memory with the DTensors. On real ranks,
         `full` is a collective, so all ranks must call it. `full` is differentiable.
 
     Raises:

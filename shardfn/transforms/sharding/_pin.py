@@ -56,25 +56,25 @@ def pin(
     patterns.
 
     Args:
-        module: the module whose layers are constrained, without a change of its code. `pin` adds
-            hooks to the layers of the module.
+        module: the nn.Module whose layers are constrained. `pin` adds hooks to the layers, so the
+            code of the module does not change.
         outputs: a dict that maps patterns of layer paths to the placement of the layer's results: a
             `P` or a `Stage` for every tensor, or a tree of them. A pattern is a glob, as in
             `placements`, or a regular expression. The pattern "" matches the module itself. The
             first pattern that matches a layer applies.
-        inputs: a dict that maps patterns to the placements of the layer's arguments: a `P` for the
-            first argument, or a tuple with one for each positional argument. None leaves the
-            placement of an argument free.
+        inputs: a dict that maps patterns of layer paths to the placements of the layer's arguments:
+            a `P` for the first argument, or a tuple with one entry for each positional argument.
+            The entry None does not constrain an argument.
 
     Returns:
-        An object whose method `remove()` removes the constraints. As a context manager, the object
-        removes the constraints at the end of the `with` block.
+        An object whose method `remove()` removes the constraints. In a `with` statement, the end of
+        the block removes the constraints.
 
     Raises:
         TreeError: a pattern matches no layer, or neither outputs nor inputs is given.
-        PlacementError: a value is not a `P`, or a layer gets two placements for its results or its
-            arguments, in this call or in an earlier call that is still in effect.
-        ShardError: the module is not an nn.Module.
+        PlacementError: a placement in `outputs` or `inputs` is not a `P`, or a layer gets two
+            placements for its results or arguments, from one `pin` call or from several.
+        ShardError: `module` is not an nn.Module.
 
     Source: jax.lax.with_sharding_constraint, and torch's PrepareModuleInput and
         PrepareModuleOutput.

@@ -41,35 +41,37 @@ def ragged_all_to_all(
     """Send the first `send_counts[0]` rows of x to rank 0, the next `send_counts[1]` rows to rank
     1, and so on.
 
-    The counts are tensor values, which may differ between ranks and from call to call. The counts
-    are gathered first, so all ranks of the axis know them. If more than `rows` rows would arrive at
-    a rank, all ranks raise an error before any row is sent. `ragged_all_to_all` drops no row.
+    The counts are tensor values, which may differ between ranks and from call to call. An
+    all-gather first gives each rank the counts of all ranks. If more than `rows` rows would arrive
+    at a rank, all ranks raise an error before any row is sent, so no row is dropped.
 
     Args:
         x: a tensor (N, ...), or a pytree of them: rows in the order of their destinations. Rows of
             x after the first `sum(send_counts)` rows are not sent.
         send_counts: (n,) integers with a sum of at most N: the number of rows for each of the n
-            ranks or samples. The argument may also be an (n, n) tensor with the counts of all
-            ranks, equal on all ranks, in which row i holds the counts of sender i. With the counts
-            of all ranks, no counts are gathered.
+            ranks or samples. `send_counts` may also be an (n, n) tensor, equal on all ranks, in
+            which row i holds the counts of sender i. With an (n, n) tensor, `ragged_all_to_all`
+            does not gather the counts.
         axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest.
-            With a tuple, the rows of all ranks are gathered. See `psum`.
+            With a tuple of axis names, `ragged_all_to_all` gathers the rows of all ranks. See
+            `psum`.
         rows: the number of rows that each rank can receive, or text such as "1.5x", which means 1.5
-            * N rounded up. N is the mean number of received rows if all rows are sent. The default
-            is n * N, the largest number that can arrive.
+            times the N rows of x, rounded up. By default, `rows` is n * N, the largest number of
+            rows that can arrive at one of the n ranks.
 
     Returns:
-        The received rows, (rows, ...), in the order of their senders, followed by zeros. The second
-        result is the counts, (n,) int64: the number of rows that each rank or sample has sent to
-        this one.
+        A tuple of the received rows and their counts. The received rows, (rows, ...), are in the
+        order of their senders, followed by zeros. The counts, (n,) int64, are the numbers of rows
+        from each rank or sample.
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
         PlacementError: the counts have a wrong shape or dtype, x has no rows, or `rows` is not a
             number of rows.
         CapacityError: more rows than `rows` would arrive at a rank. Every rank of the axis raises
-            this error when the program runs.
-        ShardError: when the program runs, a count is negative, or a sum of counts exceeds N.
+            the CapacityError when the program runs.
+        ShardError: when the program runs, a count is negative, or the sum of a rank's counts
+            exceeds the number of its rows.
 
     Source: jax.lax.ragged_all_to_all.
 

@@ -41,16 +41,16 @@ def psum_scatter(
         x: a tensor or a pytree of tensors.
         axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest;
             see `psum`.
-        scatter_dimension: the dim that is split. The size of this dim must be the size of the axis,
-            or, with `tiled`, a multiple of it.
+        scatter_dimension: the dim that is split. The split dim must have the size of the axis, or,
+            with `tiled`, a multiple of the size of the axis.
         tiled: whether to keep the split dim with a smaller size, instead of removing it.
 
     Returns:
-        The chunk of the sum for this rank or sample.
+        The chunk of the sum that this rank or sample receives.
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
-        PlacementError: the dim cannot be split into chunks of equal size.
+        PlacementError: the dim cannot be split into chunks of equal size, one for each rank.
 
     Source: jax.lax.psum_scatter.
 
@@ -140,8 +140,8 @@ def all_to_all(
         x: a tensor or a pytree of tensors.
         axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest;
             see `psum`.
-        split_axis: the dim that is split. The size of this dim must be the size of the axis, or,
-            with `tiled`, a multiple of it.
+        split_axis: the dim that is split. The split dim must have the size of the axis, or, with
+            `tiled`, a multiple of the size of the axis.
         concat_axis: the dim of the result along which the chunks are joined: a new dim, or, with
             `tiled`, an existing dim.
         tiled: whether to keep the split dim with a smaller size, and to concatenate along an
@@ -152,7 +152,7 @@ def all_to_all(
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.
-        PlacementError: the dim cannot be split into chunks of equal size.
+        PlacementError: the dim cannot be split into chunks of equal size, one for each rank.
 
     Source: jax.lax.all_to_all.
 
@@ -190,9 +190,9 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     Args:
         x: a tensor or a pytree of tensors.
         axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest.
-            With a tuple, the values of all ranks are gathered.
-        perm: pairs (source, target) of indices on the axis. No index may occur twice as a source,
-            or twice as a target.
+            With a tuple of axis names, `ppermute` gathers the values of all ranks.
+        perm: pairs (source, target) of indices on the axis. Each index of the axis may be the
+            source of one pair and the target of one pair.
 
     Returns:
         The value that this rank or sample receives, or zeros if no rank or sample sends to it.

@@ -213,33 +213,35 @@ def shard_map(
 
     Args:
         fn: a function of local tensors, which may call `psum`, `all_gather` and other collectives
-            over the mesh axes. Without fn, a decorator is returned.
-        mesh: a DeviceMesh. The default is the mesh of the enclosing call, or of the innermost
+            over the mesh axes. Without fn, `shard_map` returns a decorator.
+        mesh: a DeviceMesh; by default, the mesh of the enclosing call, or of the innermost
             `use_mesh`.
         in_placements: a prefix tree over the parameters in their order, or a dict by parameter
-            name. `in_placements` is needed if fn has positional arguments. A leaf is a `P`, one
-            Placement (1-D meshes), a list of Placements, or None, which means replicated. The size
-            of a sharded dim must be divisible by the sizes of its mesh axes.
+            name. `in_placements` is needed if fn has positional arguments. Each leaf of
+            `in_placements` is a `P`, one Placement (1-D meshes), a list of Placements, or None,
+            which means replicated. The size of a sharded dim must be divisible by the sizes of its
+            mesh axes.
         out_placements: the placements of the results: a prefix tree over the result. A result that
-            is not sharded over an axis must be invariant over it: reduced, gathered, or computed
-            from invariant values. With `Partial()`, the results of the ranks are terms of a sum.
-            With `Partial("avg")`, the results of the ranks are terms of a mean.
+            is not sharded over an axis must be invariant over the axis, because it is reduced,
+            gathered, or computed from invariant values. With `Partial()` in `out_placements`, the
+            results of the ranks are terms of a sum. With `Partial("avg")`, the results of the ranks
+            are terms of a mean.
         axis_names: the mesh axes over which fn works on local tensors. By default, fn works on
             local tensors over all axes that no enclosing `shard_map` uses. On all other axes, the
             values in fn are global tensors, and sharding propagation chooses their placements.
-        backend: "inductor" or "aten". `backend` has an effect only if `shard_map` is the outermost
-            transform.
+        backend: either "inductor" or "aten". `backend` has an effect only if `shard_map` is the
+            outermost transform.
         dynamic: the dims of arguments whose sizes may change between calls, as in `shard`.
             `dynamic` has an effect only if `shard_map` is the outermost transform.
 
     Returns:
         A function of global tensors. If `shard_map` is the outermost transform, the results are
-        DTensors, and the function has `.trace`, `.lower` and `.compile`.
+        DTensors, and the function has the methods `.trace`, `.lower` and `.compile`.
 
     Raises:
-        PlacementError: when called: a dim cannot be split into equal shards, an axis is unknown or
+        PlacementError: when called, a dim cannot be split into equal shards, an axis is unknown or
             is used by an enclosing `shard_map`, or a result varies over an axis and is not sharded
-            over it. The error names the argument or the result.
+            over it. The message names the argument or the result.
         TreeError: when called, placements are missing or do not match the arguments.
 
     Source: jax.shard_map, with varying manual axes.
