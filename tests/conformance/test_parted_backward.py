@@ -73,7 +73,8 @@ def test_gradients_of_an_op_between_two_stages_are_those_of_autograd(name: str) 
 
     def by_torch() -> list[torch.Tensor]:
         own = sf.tree_map(lambda x: x.clone().requires_grad_(), params)
-        value = sum(loss(own, batch[i::MICROBATCHES]) for i in range(MICROBATCHES)) / MICROBATCHES
+        values = [loss(own, batch[i::MICROBATCHES]) for i in range(MICROBATCHES)]
+        value = torch.stack(values).mean()
         grads = torch.autograd.grad(value, tree_leaves(own), materialize_grads=True)
         return [value.detach(), *grads]
 
