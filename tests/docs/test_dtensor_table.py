@@ -173,7 +173,7 @@ TABLE: dict[str, Row] = {
         lambda x, m: in_place(x, m)[0],
         [BOTH * 2 + ROWS[0] + ROWS[1][2 * k :][:2].sum() for k in range(2)],
     ),
-    "their functional forms": Row(returned, [BOTH * 2 + ROWS[1 - k] for k in range(2)]),
+    "functional collectives": Row(returned, [BOTH * 2 + ROWS[1 - k] for k in range(2)]),
     "a `torch.autograd.Function`": Row(
         lambda x, m: sf.grad(lambda x: (Summed.apply(x) ** 2).sum())(x), same(2 * BOTH)
     ),
@@ -193,11 +193,11 @@ TABLE: dict[str, Row] = {
 OTHERS = {  # with arguments of their own, below
     "`torch.func.functional_call",
     "a DTensor that the function closes over",
-    "a tensor that holds others",
+    "a wrapper tensor",
     "a mesh as an argument",
 }
 GOES = ("yes", "constants", "a tensor", "tensors", "a constraint", "constraints")
-GOES += ("as `to_local`", "the same", "only DTensors on the flattened mesh", "ops of global")
+GOES += ("as `to_local`", "the same")
 GOES += (
     "the current mesh",
     "values made inside",
