@@ -34,34 +34,34 @@ COLUMNS = (
 OF_PARAMETERS = {"tp", "dp x tp", "dp x ep", "sequence"}  # columns of the second table
 HEAD = """# Models
 
-Each model is small and has random weights. The model is in training mode, with its dropout, and is
-called as in its documentation. `make models` compares one training step of the model with torch's
-autograd and torch's AdamW on one device. The comparison covers the loss, the gradient of every
-parameter, the buffers, and the parameters after the step. The comparison is in float64. Models with
-parts that do not support float64 are compared in float32. `make models` also writes this page
-(torch {torch}, transformers {hub}).
+Each model in the tables is small, has random weights and is in training mode, with its dropout.
+`make models` calls each model as in its documentation, and compares one training step with torch's
+autograd and torch's AdamW on one device. `make models` compares the loss, the gradient of every
+parameter, the buffers, and the parameters after the step. The dtype is float64, or float32 if a
+part of the model does not support float64. `make models` also writes this page (torch {torch},
+transformers {hub}).
 
-Each column of the two tables is a layout in a fake world. A cell lists the collectives that one
-step sends, before gradients are put into buckets: AG is an all-gather, AR an all-reduce, RS a
-reduce-scatter, A2A an all-to-all.
+Most columns of the two tables are layouts in a fake world. A cell of such a column lists the
+collectives that one step sends, before gradients are put into buckets: AG is an all-gather, AR an
+all-reduce, RS a reduce-scatter, A2A an all-to-all.
 
-- data parallel: The 4 ranks have replicated parameters and 6 examples, which 4 does not divide.
+- data parallel: On 4 ranks, parameters are replicated. The batch of 6 examples is sharded unevenly.
 - fully sharded: On 4 ranks, every parameter is sharded on its first dim.
 - tp: On 4 ranks, the batch is replicated, and the model's own `tp_plan` places the parameters. If a
   model has no `tp_plan`, its matrices are sharded on their last dim, and its convolution kernels on
   their first dim.
-- dp x tp: On a mesh of 2 x 2, the batch is sharded on one axis, and the parameters on the other, as
-  in the column tp.
+- dp x tp: On a mesh of 2 x 2, the batch is sharded on the first axis. On the second axis, the
+  parameters are sharded by `tp_plan`, or on the same dims as in the column tp.
 - 5 ranks, uneven: The parameters are fully sharded over 5 ranks, a number that divides few dims.
 - dp x ep: For models with experts, the batch is sharded on both axes. The model's own `ep_plan`
-  places the experts, and tokens are sent to them.
+  places the experts, and tokens are sent to the ranks of their experts.
 - sequence: For language models, each of 4 ranks has a part of every sequence.
 - `loss.backward()`: Autograd differentiates a call of the loss, on fully sharded DTensors that
   require grad.
 - 2 processes: Two Gloo processes run the step and `loss.backward()`, with fully sharded parameters.
 
-The columns capture and lowering show the processor time of the first capture and the first
-lowering.
+The columns capture and lowering show the processor time to capture and to lower the training step
+for the first time.
 
 """
 
