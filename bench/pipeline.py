@@ -32,7 +32,7 @@ from shardfn.pipelines.named import schedule_of
 from shardfn.pipelines.running import spans_of
 
 WIDTH, HEADS, VOCABULARY, LENGTH, BATCH, MICROBATCHES, LAYERS = 256, 4, 512, 128, 16, 8, 8
-ROUNDS, WARM = 15, 2
+ROUNDS, WARM = 31, 2
 TARGET = 1.00  # of the best of torch's steps of the same kind
 # ours, torch's, and stages a rank
 KINDS = {
@@ -43,6 +43,7 @@ KINDS = {
 }
 MIB = 2**20
 STAGES, STAGED = 4, 1.3  # their number, and the most of a capture and lowering without them
+TRIPS, SENT = 101, 4 * WIDTH * BATCH * LENGTH // MICROBATCHES  # bytes of an activation
 AGREED = 0.005  # seconds in which all ranks learn the moment at which they start
 # runs a step; returns its loss, and the norm of this rank's gradients if asked for
 Step = Callable[[bool], tuple[float, float]]
@@ -126,9 +127,9 @@ class Ours:
         own = [x.to_local() for x in gradients.values()] if is_checked else []
         return value.to_local().item(), norm_of(own)
 
-    def predicted_idle(self, here: sf.Hardware) -> float:
+    def predicted_idle(self, here: sf.Hardware, messages: sf.Link) -> float:
         """The share of a step in which this rank does not compute, as `lowered.time` predicts."""
-        time = self.function.lower(*self.args).time(here)
+        time = self.function.lower(*self.args).time(here, links={"pp": messages})
         return 1 - time.compute / time.total
 
 
@@ -194,7 +195,7 @@ def on_rank(rank: int, size: int, folder: str, rounds: int, only: str | None) ->
     shape = (BATCH, LENGTH)
     batch = torch.randint(0, VOCABULARY, shape), torch.randint(0, VOCABULARY, shape)
     mesh = sf.make_mesh((size,), ("pp",))
-    here = sf.measure_hardware()
+    here, messages = sf.measure_hardware(), measured_messages()
     for kind, (name, rival, chunks) in KINDS.items():
         if only not in (None, kind):
             continue
@@ -212,7 +213,7 @@ def on_rank(rank: int, size: int, folder: str, rounds: int, only: str | None) ->
                 dist.barrier()
                 taken[who].append(time.perf_counter() - start)
         median = {who: statistics.median(t) for who, t in taken.items()}
-        idle, predicted = measured_idle(own.run, rounds), mean_of(own.predicted_idle(here))
+        idle, predicted = measured_idle(own.run, rounds), mean_of(own.predicted_idle(here, messages))
         schedule = schedule_of(name, size, MICROBATCHES, chunks)
         of_actions = idle_of_actions(own.run, schedule, rounds)
         peaks = torch.tensor([measured_peak(step) for step in steps.values()])
@@ -282,6 +283,36 @@ def measured_idle(step: Step, rounds: int) -> float:
         steps.append(end - start)
     waited = sum(map(statistics.median, zip(*waits, strict=True)))
     return mean_of(waited / statistics.median(steps))
+
+
+def measured_messages() -> sf.Link:
+    """The link of messages, which ranks 0 and 1 send there and back: each is on its way alone. A
+    collective of two ranks has two such messages, and sums.
+    """
+
+    def seconds(numbers: int) -> float:
+        x, taken = torch.zeros(numbers), []
+        for _ in range(TRIPS):
+            dist.barrier()
+            start = time.perf_counter()
+            if dist.get_rank() == 0:
+                dist.send(x, 1)
+                dist.recv(x, 1)
+            elif dist.get_rank() == 1:
+                dist.recv(x, 0)
+                dist.send(x, 0)
+            taken.append((time.perf_counter() - start) / 2)
+        return of_first(statistics.median(taken))
+
+    small, large = seconds(1), seconds(SENT // 4)
+    return sf.Link(small, SENT / (large - small))
+
+
+def of_first(x: float) -> float:
+    """Rank 0's number, on all ranks."""
+    number = torch.tensor(x, dtype=torch.float64)
+    dist.broadcast(number, 0)
+    return float(number)
 
 
 def common_start() -> float:
