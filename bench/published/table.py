@@ -23,8 +23,8 @@ CUDNN = attrs.evolve(H100.efficiency, attention=0.56)
 SXM8 = attrs.evolve(H100, float8=True, efficiency=CUDNN)
 TITAN, ASYNC, BRIDGE = "torchtitan 2024-12", "torchtitan 2025-06", "Megatron-Bridge 25.11"
 GIB = 2**30
-SEVERAL = "the same tokens in one sequence are met: something that four sequences hold is missing"
-SLOWER = "published: CP 4 takes 2.4 times as long as CP 2, for at most twice the work"
+SEVERAL = "with one sequence of 32,768 tokens, 1F1B is predicted within 1%"
+SLOWER = "torchtitan's CP 4 takes 2.4 times as long as CP 2, for at most twice the work"
 # of asynchronous tensor parallelism: all that it sends is hidden
 HIDDEN = {"tp": sf.Link(0.0, float("inf"))}
 
@@ -68,7 +68,7 @@ class Row:
         is_met = abs(error) <= self.bound and len(fits) != 1
         verdict = "fitted" if self.is_fitted else "met" if is_met else "**missed**"
         if self.capacity:
-            verdict += ", fits" if fits else ", does not fit"
+            verdict += ", fits" if fits else ", over 80 GiB"
         cells = *self.key, f"{here:,.5g}", f"{error:+.1%}"
         return f"| {' | '.join(cells)} | {verdict} | {self.note} |", is_met
 
@@ -185,11 +185,11 @@ def memory_row(name: str, published: float, predicted: Callable[[], float], note
 MEMORY = (
     memory_row("8B, FSDP 8, compiled", 77.0, lambda: reserved(EIGHT_NEAR)),
     memory_row(
-        "the same, not compiled", 82.4, lambda: reserved(attrs.evolve(EIGHT_NEAR, holds=True))
+        "8B, FSDP 8, not compiled", 82.4, lambda: reserved(attrs.evolve(EIGHT_NEAR, holds=True))
     ),
     memory_row("8B, FSDP 128, compiled", 62.0, lambda: reserved(EIGHT_FAR)),
     memory_row(
-        "the same, not compiled", 67.0, lambda: reserved(attrs.evolve(EIGHT_FAR, holds=True))
+        "8B, FSDP 128, not compiled", 67.0, lambda: reserved(attrs.evolve(EIGHT_FAR, holds=True))
     ),
     Row(
         "8 ranks over 128, compiled",
@@ -200,13 +200,13 @@ MEMORY = (
         0.1,
     ),
     Row(
-        "the same of parameters, gradients and AdamW's state",
+        "8 ranks over 128, only parameters, gradients, AdamW",
         TITAN,
         15.0,
         lambda: (state_bytes(8) - state_bytes(128)) / GIB,
         "GiB",
         0.1,
-        note="counted in the lowered programs",
+        note="tensors counted in the lowered programs",
     ),
     memory_row(
         "8B, FSDP 8, 32,768 tokens",
@@ -221,7 +221,9 @@ MEMORY = (
         SEVERAL,
     ),
     memory_row(
-        "the same, interleaved", 72.7, lambda: reserved_in_stages(MICROBATCH, INTERLEAVED.schedule)
+        "405B, FSDP 8 x TP 8 x PP 8, interleaved",
+        72.7,
+        lambda: reserved_in_stages(MICROBATCH, INTERLEAVED.schedule),
     ),
     Row(
         "1F1B over interleaved",
@@ -236,18 +238,18 @@ MEMORY = (
         note=SEVERAL,
     ),
     memory_row(
-        "405B, the same by 1F1B, 32,768 tokens",
+        "405B, FSDP 8 x TP 8 x PP 8, 1F1B, 32,768 tokens",
         75.3,
         lambda: reserved_in_stages(LONG_MICROBATCH, ONE_F_ONE_B.schedule),
     ),
     Row(
-        "saved bytes of a layer, 22B, tensor and sequence parallel over 8",
+        "22B, saved activations of a layer, TP 8",
         "Korthikanti, eq. 6",
         megatron.CLOSED_FORM / 2**20,
         lambda: megatron.saved_bytes() / 2**20,
         "MiB",
         0.1,
-        note="MiB; the closed form 34 sbh/t",
+        note="in MiB; the paper's formula is 34 sbh/t",
     ),
 )
 # 405B with sequences over cp ranks, eight of them on each group of ranks that shards parameters
@@ -264,13 +266,13 @@ LONG_405B = {
 }
 TIME = (
     Row("8B, FSDP 8, compiled", TITAN, 6667, rate(EIGHT_NEAR, CARD), is_fitted=True),
-    Row("the same, float8", TITAN, 8532, rate(EIGHT_NEAR, CARD8)),
+    Row("8B, FSDP 8, float8", TITAN, 8532, rate(EIGHT_NEAR, CARD8)),
     Row(
         "8B, FSDP 8, not compiled",
         TITAN,
         5762,
         rate(attrs.evolve(EIGHT_NEAR, backend="aten"), CARD),
-        note="eager torch has kernels where this program has several ops",
+        note="eager torch runs one kernel where the captured program runs several ops",
     ),
     Row("8B, FSDP 128, compiled", TITAN, 6514, rate(EIGHT_FAR, CARD)),
     Row("8B, FSDP 128, float8", TITAN, 8380, rate(EIGHT_FAR, CARD8)),
