@@ -77,7 +77,7 @@ class Link:
         PlacementError: raised by `make_mesh(links=)` if the latency is negative, or the bandwidth
             is not positive.
 
-    Source: the alpha-beta model. `make_mesh(links=)` takes one link for each axis.
+    Source: the alpha-beta model.
 
     Example:
         >>> import shardfn as sf
@@ -128,8 +128,8 @@ class Hardware:
         flops8: operations per second, in matrix products of 8-bit floats. By default, `flops8`
             equals `flops`.
         launch: seconds that the device needs to start one kernel.
-        efficiency: the fractions of the peak rates that programs reach. By default, every fraction
-            is 1.
+        efficiency: the fractions of the peak rates that programs reach; by default, 1 for every
+            rate.
         power: the fraction of its arithmetic rate, from 0 to 1, that the device reaches under its
             power limit. `power` does not reduce the rates of memory and links.
         float8: whether the prediction assumes that 16-bit matrix products run in 8 bits, with

@@ -154,7 +154,7 @@ def _is_priced(link: Link) -> bool:
 @contextlib.contextmanager
 def use_mesh(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
     """Make a mesh the current mesh inside a `with` statement. `use_mesh` statements can be nested,
-    are left when an exception is raised, and apply only to the current thread.
+    and apply only to the current thread.
 
     Args:
         mesh: the mesh that `current_mesh()` returns inside the `with` statement.
@@ -203,8 +203,8 @@ def restore_meshes(before: tuple[tuple[DeviceMesh, int], ...]) -> None:
 
 
 def current_mesh() -> DeviceMesh | None:
-    """Return the mesh of the innermost `with use_mesh(mesh):` or `with mesh:` statement. Outside of
-    both statements, `current_mesh` returns None.
+    """Return the mesh of the innermost `with use_mesh(mesh):` or `with mesh:` statement.
+    `current_mesh` returns None if no mesh is current.
 
     Returns:
         A DeviceMesh or None.

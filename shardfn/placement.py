@@ -27,7 +27,7 @@ class Stage(Placement):
 
     Raises:
         PlacementError: the mesh axis has no such stage. The first use of the `Stage` raises the
-            error.
+            PlacementError.
 
     Source: pipeline stages, GPipe (arXiv 1811.06965); virtual stages, Megatron-LM (arXiv
         2104.04473).
@@ -43,13 +43,12 @@ class Stage(Placement):
         self.coordinate, self.chunk = coordinate, chunk
 
     def is_replicate(self) -> bool:
-        """Raise an error, because torch's DTensor cannot redistribute a tensor to a stage. Torch
-        2.13 calls `is_replicate` at the start of a redistribution. Without the error, torch would
-        change the placement but not the values.
+        """Raise an error, because torch's DTensor cannot redistribute a tensor to a stage.
 
         Raises:
             PlacementError: raised at every call of `is_replicate`.
         """
+        # torch 2.13 calls this when a redistribution starts, and changes the placement alone
         raise PlacementError.of(
             "redistribute of a DTensor",
             f"to {self!r}: torch's DTensor knows no sf.Stage",
@@ -72,14 +71,15 @@ class Stage(Placement):
 
 class Zigzag(Placement):
     """A placement on one mesh axis that gives all ranks the same amount of causal attention to
-    compute. A zigzag cuts the dim into 2n equal chunks, and rank r of the n ranks holds chunks r
+    compute. A zigzag splits the dim into 2n equal chunks, and rank r of the n ranks holds chunks r
     and 2n - 1 - r. A zigzag does not change the values that a program computes.
 
     Args:
         dim: the tensor dim that is sharded.
 
     Raises:
-        PlacementError: the tensor has no such dim. The first use of the `Zigzag` raises the error.
+        PlacementError: the tensor has no such dim. The first use of the `Zigzag` raises the
+            PlacementError.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
@@ -95,13 +95,12 @@ class Zigzag(Placement):
         self.dim = dim
 
     def is_replicate(self) -> bool:
-        """Raise an error, because torch's DTensor cannot redistribute a tensor to a zigzag. Torch
-        2.13 calls `is_replicate` at the start of a redistribution. Without the error, torch would
-        change the placement but not the values.
+        """Raise an error, because torch's DTensor cannot redistribute a tensor to a zigzag.
 
         Raises:
             PlacementError: raised at every call of `is_replicate`.
         """
+        # torch 2.13 calls this when a redistribution starts, and changes the placement alone
         raise PlacementError.of(
             "redistribute of a DTensor",
             f"to {self!r}: torch's DTensor knows no sf.Zigzag",
@@ -126,15 +125,15 @@ OWN = (Stage, Zigzag)  # the placements that torch's DTensor does not know
 
 class zigzag:
     """Shard a dim in zigzag order, which gives all ranks of the axis the same amount of causal
-    attention to compute. The result is an entry for a `P`. The dim is cut into 2n equal chunks, and
-    rank r of the n ranks holds chunks r and 2n - 1 - r.
+    attention to compute. `zigzag` returns an entry for a `P`. The dim is split into 2n equal
+    chunks, and rank r of the n ranks holds chunks r and 2n - 1 - r.
 
     Args:
-        axis: the mesh axis of n ranks. The size of the dim must be a multiple of 2n.
+        axis: the mesh axis. The size of the dim must be a multiple of 2n for n ranks.
 
     Raises:
         PlacementError: the mesh has no such axis, or the size of the dim is not a multiple of twice
-            the number of ranks. The first use of the `P` raises the error.
+            the number of ranks. The first use of the `P` raises the PlacementError.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
@@ -159,7 +158,7 @@ class zigzag:
 
 
 class P:
-    """The mesh axes over which each tensor dim is sharded.
+    """A placement that lists, for each tensor dim, the mesh axes over which the dim is sharded.
 
     Args:
         parts: for each tensor dim, an axis name, a tuple of names, or None. Dims without an entry
@@ -174,7 +173,7 @@ class P:
 
     Raises:
         PlacementError: the mesh has no such axis, or the tensor has no such dim. The first use of
-            the `P` raises the error.
+            the `P` raises the PlacementError.
 
     Source: jax.sharding.PartitionSpec.
 

@@ -199,9 +199,8 @@ class fake_world(contextlib.ContextDecorator):
         return self
 
     def stop(self) -> None:
-        """Leave the fake world that `start` has entered. The method `stop` of any `fake_world`
-        object with the same number of ranks leaves the world, so a notebook need not keep the
-        object that `start` returned.
+        """Leave the fake world that `start` has entered. A notebook may also call `stop` on a new
+        `fake_world` object with the same number of ranks.
 
         Raises:
             ShardError: no world was started, the world has another number of ranks, or a `with`

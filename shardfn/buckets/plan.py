@@ -25,7 +25,7 @@ SHOWN = 8  # problems in an error
 @attrs.frozen
 class BucketPlan:
     """The buckets of a program, in the order in which the program fills them. All ranks have the
-    same plan.
+    same bucket plan.
 
     Args:
         name: the name of the program.
@@ -170,8 +170,7 @@ class BucketPlan:
     ) -> dict[str, list[Row]]:
         """Return, for each leaf, a list with one `Row` for each bucket that contains the leaf.
 
-        A `Row` identifies its bucket by the position of the bucket in the plan. Two buckets with
-        the same `index` count as one bucket.
+        Two buckets with the same `index` count as one bucket.
 
         Args:
             name: the name of the function that uses the plan, for error messages.
@@ -250,8 +249,8 @@ class BucketPlan:
 
     @constant_in_graph
     def as_constant(self) -> str:
-        """Return the bucket plan as JSON text. A function may call `as_constant` while the function
-        is captured.
+        """Return the bucket plan as JSON text. A function that is being captured may call
+        `as_constant`.
         """
         return self.to_json()
 

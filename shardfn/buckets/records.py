@@ -18,9 +18,9 @@ class Bucket:
 
     `nbytes` counts the bytes that the rank with the largest shards reduces or gathers, without the
     fused small reductions. A program that is given a plan uses the buckets of the plan, and the
-    leaves of each bucket, in the order of the plan. A program that is given a plan copies the `cap`
-    of each bucket from the plan. The fields `ready`, `first_use`, `riding`, `inside` and `times`
-    describe one program, so each program that uses the plan computes them again.
+    leaves of each bucket, in the order of the plan. The fields `ready`, `first_use`, `riding`,
+    `inside` and `times` describe one program, so each program that uses the plan computes them
+    again.
 
     Args:
         index: the position of the bucket in the plan, from 0.
@@ -28,7 +28,7 @@ class Bucket:
         axis: the mesh axis.
         op: the reduction (sum, max or min), or None for an all-gather.
         dtype: the dtype of the data that is sent.
-        phase: forward or backward.
+        phase: whether the forward or the backward sends the bucket.
         leaves: the paths of the parameters in the bucket.
         sizes: the size of each leaf, in bytes.
         cap: the size in bytes at which the bucket is closed, so that later gradients go to the next

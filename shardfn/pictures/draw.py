@@ -54,9 +54,9 @@ def draw(x: Any, *, path: str | os.PathLike[str] | None = None) -> Figure:
     """Draw a picture of a tensor, a program, a schedule or another object of shardfn.
 
     Args:
-        x: a DTensor, a table of placements, an `sf.Strategy`, a lowered program, its `memory`,
-            `time()` or `placements`, `sf.explain(...)`, an `sf.BucketPlan`, an `sf.Schedule` or an
-            `sf.Sweep`.
+        x: a DTensor, a table of placements, an `sf.Strategy`, a lowered program, the `memory`,
+            `time()` or `placements` of a lowered program, `sf.explain(...)`, an `sf.BucketPlan`, an
+            `sf.Schedule` or an `sf.Sweep`.
         path: the path of a file to write, which ends in ".png" or ".svg". Without `path`, `draw`
             writes no file.
 

@@ -223,7 +223,8 @@ class Schedule:
 
         Raises:
             ScheduleError: actions are missing, repeated or in a wrong order, ranks deadlock, or a
-                rank keeps too many activations. The message names the actions and ranks.
+                rank keeps too many activations. The ScheduleError names the wrong actions and
+                ranks.
 
         Example:
             >>> import shardfn as sf

@@ -34,14 +34,14 @@ def gpipe(coordinates: int, microbatches: int) -> Schedule:
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
-        microbatches: the number m of microbatches, which are slices of the batch.
+        microbatches: the number m of microbatches.
 
     Returns:
         The schedule. The idle share of GPipe with n ranks and m microbatches is (n - 1) / (m + n -
         1).
 
     Raises:
-        ShardError: `coordinates` or `microbatches` is below 1.
+        ShardError: coordinates or microbatches is below 1.
 
     Source: Huang et al. 2019, GPipe, arXiv 1811.06965.
 
@@ -68,13 +68,13 @@ def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
-        microbatches: the number m of microbatches, which are slices of the batch.
+        microbatches: the number m of microbatches.
 
     Returns:
         The schedule. The idle share of 1F1B equals that of GPipe.
 
     Raises:
-        ShardError: `coordinates` or `microbatches` is below 1.
+        ShardError: coordinates or microbatches is below 1.
 
     Source: Narayanan et al. 2021, PipeDream-Flush in Megatron-LM, arXiv 2104.04473.
 
@@ -101,7 +101,7 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
-        microbatches: the number m of microbatches, which are slices of the batch.
+        microbatches: the number m of microbatches.
         chunks: the number v of stages on each rank.
 
     Returns:
@@ -109,7 +109,7 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
         / (v m + n - 1) if n divides m.
 
     Raises:
-        ShardError: `coordinates`, `microbatches` or `chunks` is below 1.
+        ShardError: coordinates, microbatches or chunks is below 1.
 
     Source: Narayanan et al. 2021, Megatron-LM, arXiv 2104.04473, section 2.2.
 
@@ -147,14 +147,14 @@ def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
-        microbatches: the number m of microbatches, which are slices of the batch.
+        microbatches: the number m of microbatches.
 
     Returns:
         The schedule. With n ranks, each rank is idle for the time (n - 1) (F + B - W), where F, B
         and W are the times of one action each.
 
     Raises:
-        ShardError: `coordinates` or `microbatches` is below 1.
+        ShardError: coordinates or microbatches is below 1.
 
     Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.3.
 
@@ -190,18 +190,17 @@ def zbv(coordinates: int, microbatches: int) -> Schedule:
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
-        microbatches: the number m of microbatches, which are slices of the batch.
+        microbatches: the number m of microbatches.
 
     Returns:
         The schedule. With n ranks, if F, B and W each take the time t, each rank is idle for (n -
         1) t, before its first action and after its last action.
 
     Raises:
-        ShardError: `coordinates` or `microbatches` is below 1.
+        ShardError: coordinates or microbatches is below 1.
 
-    Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 6. The order
-    of actions differs from that of the paper, because here a rank receives messages in the order in
-    which the sender sends them.
+    Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 6. Unlike in
+    the paper, a rank receives the messages of another rank in the order in which they are sent.
 
     Example:
         >>> import shardfn as sf
@@ -225,7 +224,7 @@ def dualpipev(coordinates: int, microbatches: int) -> Schedule:
 
     Args:
         coordinates: the number n of ranks along the pipeline axis.
-        microbatches: the number m of microbatches, which are slices of the batch.
+        microbatches: the number m of microbatches.
 
     Returns:
         The schedule. With n ranks, if F, B and W each take the time t, each rank is idle for at
@@ -233,11 +232,11 @@ def dualpipev(coordinates: int, microbatches: int) -> Schedule:
         time of F, B and W together.
 
     Raises:
-        ShardError: `coordinates` or `microbatches` is below 1.
+        ShardError: coordinates or microbatches is below 1.
 
     Source: DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1 (DualPipe), and
-    DualPipeV, its half, by Qi et al. 2025. The order of actions differs from that of the paper,
-    because here a rank receives messages in the order in which the sender sends them.
+    DualPipeV, its half, by Qi et al. 2025. Unlike in the paper, a rank receives the messages of
+    another rank in the order in which they are sent.
 
     Example:
         >>> import shardfn as sf

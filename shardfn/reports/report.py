@@ -92,8 +92,7 @@ def report(
         kwargs: the keyword arguments of the call.
 
     Returns:
-        A `Report` with the fields `path`, `summary`, `collectives` (by source line), `suggestions`
-        (placements that avoid some collectives) and `contents` (the data of the page).
+        A `Report` with the fields `path`, `summary`, `collectives`, `suggestions` and `contents`.
 
     Raises:
         ShardError: fn is not transformed and mesh is not given, the hardware is unknown, or the

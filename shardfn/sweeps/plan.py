@@ -42,16 +42,15 @@ def plan(
     placements, the step time, the bytes that a rank sends, and the memory peak of a rank.
 
     With `pipelines`, `plan` also compares pipeline schedules, each on the meshes whose pipeline
-    axis has as many ranks as the schedule. With `pipelines`, `plan` calls the function as
-    `fn(*args, schedule=...)`, and the function must pass the schedule to `pipelined_grad`.
+    axis has as many ranks as the schedule. With `pipelines`, `plan` calls `fn(*args,
+    schedule=...)`, and fn must pass the schedule to `pipelined_grad`.
 
     `plan` captures the function once, or once for each schedule. `plan` runs no step and needs no
     ranks.
 
     Args:
         fn: a pure function of pytrees, as for `shard`.
-        args: the positional arguments of the step. `ShapeDtype`s (global shape, dtype) may stand
-            for tensors.
+        args: the positional arguments of the step. `ShapeDtype`s may stand for tensors.
         meshes: the shapes of the meshes. Each shape is a tuple of the numbers of ranks along the
             axes, or a dict of axis names and sizes.
         memory: the memory limit of a rank, in bytes or as text such as "80GiB".

@@ -48,9 +48,9 @@ def sweep(
 
     Args:
         fn: a pure function of pytrees, as for `shard`. For a strategy given by its name, the first
-            argument of fn must be the dict of parameters. Trees with the structure of this dict,
-            and the state of an `sf.optim`, get the placements of the optimizer state. All other
-            tensor arguments get the placements of the batch.
+            argument of fn must be the dict of parameters. Trees with the structure of the
+            parameters, and the state of an `sf.optim`, get the placements of the optimizer state.
+            Tensors that are neither parameters nor optimizer state get the placements of the batch.
         args: the positional arguments of the step. `ShapeDtype`s (global shape, dtype) may stand
             for tensors.
         meshes: the meshes: dicts of axis names and sizes, such as `{"dp": 4, "tp": 2}`, or tuples

@@ -200,7 +200,7 @@ def loss_scale(
         `growth=1.0` and `backoff=1.0`, the scale never changes.
 
     Raises:
-        ShardError: `initial`, `growth`, `backoff` or `interval` is out of range.
+        ShardError: one of initial, growth, backoff and interval is out of range.
 
     Source: torch.amp.GradScaler, with its defaults; jmp.DynamicLossScale.
 

@@ -136,12 +136,12 @@ def mixed_precision(
         fn: a function whose first argument is the parameters: a tensor or a pytree.
         compute: the dtype in which fn computes.
         params: the dtype of the parameters, and of their gradients.
-        reduce: the dtype in which gradients are reduced over ranks. With `reduce` equal to
-            `compute`, the reductions send fewer bytes; with `reduce` equal to `params`, the sums
-            are not rounded to the smaller dtype. The option `reduce_dtype` of `bucketed_grad` takes
-            precedence over `reduce`.
+        reduce: the dtype in which gradients are reduced over ranks. The dtype `compute` makes the
+            reductions send fewer bytes, and the dtype `params` avoids rounding of the sums. The
+            option `reduce_dtype` of `bucketed_grad` takes precedence over `reduce`.
         keep: patterns for the paths of parameters that are not cast, such as `"**.norm.weight"`.
-        argnums: the positions of the arguments that are cast. By default, all arguments are cast.
+        argnums: the positions of the arguments that are cast. By default, `mixed_precision` casts
+            all arguments.
 
     Returns:
         A function with the same arguments as fn. The results of the function are not cast back, and

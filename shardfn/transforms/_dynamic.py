@@ -41,9 +41,9 @@ def mark_dynamic(
 
     Raises:
         ShardError: x is not a tensor, or has no such dim.
-        CaptureError: `mark_dynamic` is called inside a captured function. A function that needs the
-            size of a dim marked as strict as a constant also raises a CaptureError, which names the
-            constant and the source line.
+        CaptureError: `mark_dynamic` is called inside a captured function. With `strict`, a function
+            that needs the size as a constant raises a CaptureError, which names the constant and
+            the source line.
 
     Source: torch._dynamo.mark_dynamic (strict) and maybe_mark_dynamic, whose marks count too.
 

@@ -220,7 +220,7 @@ def functionalize(
             params and buffers are copies of those of the module.
 
     Returns:
-        (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns a tuple of the
+        A tuple (fn, params, buffers). `fn(params, buffers, *args, **kwargs)` returns a tuple of the
         module's result and the new buffers. `fn` can be called alone or under any transform.
         `params` is a dict from names in `module.named_parameters()` to detached values of the
         parameters that require grad. `buffers` is a dict from names to the values of the buffers,

@@ -51,7 +51,7 @@ def init(
         backend: the backend that compiles the initialisation, "inductor" or "aten", as in `jit`.
 
     Returns:
-        (fn, params, buffers), as `functionalize` returns them. With a mesh, the parameters and
+        A tuple (fn, params, buffers), like that of `functionalize`. With a mesh, the parameters and
         buffers are DTensors.
 
     Raises:

@@ -68,9 +68,9 @@ def jit(
             compilation. In a simulated world, `backend` has no effect, because the simulator runs
             op by op.
         warmup: with `warmup="aten"`, the first calls run op by op, while Inductor compiles in the
-            background. All ranks switch from `warmup` to compiled code at the same call, and
-            results may then differ in rounding. A call that torch's autograd records is compiled at
-            once, without `warmup`.
+            background. All ranks switch to compiled code at the same call, and results may then
+            differ in rounding. A call that torch's autograd records is compiled at once, without
+            `warmup`.
         cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
             launch as a whole. With `cuda_graphs`, all ops of the function must be on the GPU.
             Arguments whose address changes from call to call are copied into the memory of the CUDA
@@ -82,9 +82,8 @@ def jit(
             raises an error.
         donate_argnums: the positions of arguments whose memory may be used for the results. Using a
             donated argument after the call is an error.
-        seed: with `seed="state"`, torch's own random calls draw from `sf.random.state`. With
-            `seed="required"`, torch's own random calls raise an error, so every random number comes
-            from a key.
+        seed: whether torch's own random calls draw from `sf.random.state` ("state"), or raise an
+            error ("required"), so that every random number comes from a key.
         dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
             all these sizes. `dynamic` is a prefix tree over the positional arguments, like
             `in_axes` of vmap, or a dict by argument name. Each leaf of `dynamic` is a dim, a set of

@@ -41,8 +41,8 @@ def audit(
     distributed step may use DistributedDataParallel, fully_shard, parallelize_module, DTensors, or
     hand-written collectives. Each rank gets a copy of the arguments, and must select its part of
     them by `dist.get_rank()`. All ranks start with the same state of the random generators.
-    Parameters of the two steps are paired by name, or by their initial values. A rank may hold only
-    a part of a parameter.
+    Parameters of the two steps are paired by name, or by their initial values. In the distributed
+    step, a rank may hold only a part of a parameter.
 
     The audit compares the gradients when the optimizer reads them (or at the end of the step), the
     parameters after each step, the buffers, and the results of the steps. A step may return losses,
@@ -54,8 +54,8 @@ def audit(
         distributed: the step function that each rank runs, a module, or the path of a script for
             torchrun. A step function with a parameter `mesh` gets a DeviceMesh.
         single: the step function for one device and the global batch, or the path of a script.
-            Without `single`, the distributed step or script also runs on one rank, and data loaders
-            with a DistributedSampler return the batches of all ranks there.
+            Without `single`, the distributed step or script also runs on one rank, where data
+            loaders with a DistributedSampler return the batches of all ranks.
         args: the arguments of both steps. For scripts, `args` are the command-line arguments.
         world: the number of ranks; by default, the size of the mesh, or 8.
         mesh: the sizes of the mesh axes by name, for error messages and for a step that has a
@@ -67,12 +67,12 @@ def audit(
         both values, the ranks and the probable cause.
 
     Raises:
-        ShardError: an argument has a wrong type. The error lists all arguments with a wrong type.
+        ShardError: an argument has a wrong type. The message lists all arguments with a wrong type.
         TreeError: the number `world` differs from the number of ranks of `mesh`, or a step computes
             no value that can be compared.
         DivergenceError: ranks wait for each other, or enter different collectives.
 
-    Source: public bug reports, listed in docs/audit.md, show which wrong values have which cause.
+    Source: the public bug reports that docs/audit.md lists.
 
     Example:
         >>> import torch.distributed as dist

@@ -214,22 +214,23 @@ def compare(
     inputs of an op, does not make the op differ.
 
     Args:
-        step: a pure function of pytrees, or a function under `shard`. The options of `shard` then
-            apply to side b. To compare two earlier runs, pass the paths of two digest files
-            instead. A run writes a digest file if the environment variable SHARDFN_DIGESTS is set.
+        step: a pure function of pytrees, or a function under `shard`, whose options then apply to
+            the second side of the comparison. To compare two earlier runs, pass the paths of two
+            digest files instead of a step. A run writes a digest file if the environment variable
+            SHARDFN_DIGESTS is set.
         args: the arguments of the step: ordinary tensors with global values, or DTensors.
         a: a dict with the options of the first side of the comparison, or None to run the first
-            side on one device. The options are `mesh` (a DeviceMesh, or a dict of axis names and
-            sizes), `in_placements` and other options of `shard`, `dtype` for floating-point
-            arguments, and `fn` for another version of the step.
+            side on one device. The options of each side are `mesh` (a DeviceMesh, or a dict of axis
+            names and sizes), `in_placements` and other options of `shard`, `dtype` for
+            floating-point arguments, and `fn` for another version of the step.
         b: a dict with the options of the second side of the comparison, as for `a`.
         raises: whether `compare` raises an error if an op differs.
 
     Returns:
         A record that prints as a report, and whose truth value is True if no op differs. The field
-        `first` describes the first op that differs: its source line, its placements on both sides,
-        and the ranks and elements that differ. The field `rows` lists all values that were
-        compared.
+        `first` of the record describes the first op that differs: its source line, its placements
+        on both sides, and the ranks and elements that differ. The field `rows` of the record lists
+        all values that were compared.
 
     Raises:
         ShardError: one side of the comparison cannot run, or the arguments do not fit the step.

@@ -276,8 +276,8 @@ def inspect_ranks(step: Any, *args: Any, watch: Watch | None = None) -> Inspecte
         step: a function under `shard`, in a fake world. A function without `shard` runs on one
             device.
         args: the arguments of the step.
-        watch: a function of a rank and a local tensor. The cursor starts at the first op for which
-            `watch` returns True on a rank.
+        watch: a function of a rank and a local tensor. The cursor of the record starts at the first
+            op for which `watch` returns True on a rank.
 
     Returns:
         A record of the run, with a cursor over its ops. Move the cursor with `next()`, `back()`,

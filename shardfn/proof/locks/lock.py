@@ -101,8 +101,8 @@ def lock(
     Raises:
         BudgetError: the cost of the step differs from the cost in the lock file. The message lists
             all differences by source line.
-        ShardError: the lock file cannot be read or written, or fn is not a transformed function. A
-            file that cannot be read is not changed.
+        ShardError: the lock file cannot be read or written, or fn is not a transformed function.
+            `lock` does not change a lock file that it cannot read.
 
     Source: lock files of package managers; snapshot tests.
 

@@ -68,28 +68,28 @@ def meshes(
     The test gets the generated arguments by name, as DTensors. A test with a parameter `mesh` also
     gets the mesh. Other parameters of the test may be pytest fixtures or parametrized cases.
     `meshes` reports the smallest failure that it finds, with the fewest ranks, then the fewest mesh
-    axes, sharded dims and elements. The error has a note with a program of ten lines that fails in
-    the same way. Under torchrun, or inside a `fake_world`, all meshes consist of all ranks of the
-    world.
+    axes, sharded dims and elements. The error of a failing test has a note with a program of ten
+    lines that fails in the same way. Under torchrun, or inside a `fake_world`, all meshes consist
+    of all ranks of the world.
 
     Args:
         worlds: the numbers of ranks, such as "1..8", 4 or [1, 2, 6]. For each number of ranks,
             `meshes` tries meshes of one, two and three axes. To try only one mesh, pass a dict of
-            axis names and sizes.
+            axis names and sizes as `worlds`.
         shapes: the shape of each argument, by name: a tuple of dims. A dim in `shapes` is a size, a
             name (equal names have equal sizes), a multiple of a name ("3*d"), or a range of sizes
             ("0..7"). A dict or list of shapes describes an argument that is a tree of tensors.
         placements: the placements of the arguments: one placement, a list of `P`s to choose from,
-            or a dict by argument name. With `placements="any"`, every way to shard dims over mesh
-            axes in contiguous chunks is tried. `placements="all"` also tries zigzags, other orders
-            of mesh axes, and Partial sums.
+            or a dict by argument name. With `placements="any"`, `meshes` tries every way to shard
+            dims over mesh axes in contiguous chunks. With `placements="all"`, `meshes` also tries
+            zigzags, other orders of mesh axes, and Partial sums.
         sizes: the sizes of named dims, such as `dict(b="0..7", d=[4, 8])`. By default, on n ranks,
             a named dim has a size from 1 to max(9, 2n), but at most 16.
         axes: the names of the mesh axes; by default, the names in the placements, or "dp", "tp" and
             "cp".
         dtype: the dtype of the arguments, or a dict from names to dtypes.
-        below: the exclusive upper bound of integer arguments: a size, or the name of a dim. To set
-            different bounds, pass a dict from argument names to bounds.
+        below: the exclusive upper bound of integer arguments: a size, or the name of a dim. A dict
+            from argument names to bounds sets `below` for each argument.
         examples: the number of examples, at least two for each mesh. Every run of the test tries
             the same examples.
         seed: the seed of the arguments, and of torch's random numbers inside the test.

@@ -39,9 +39,9 @@ def load(
 
     Args:
         path: the folder that `save` wrote to, or the folder of one step.
-        like: a pytree with the structure of the result. Leaves may be DTensors, tensors,
-            `ShapeDtype`s (global shape, dtype), constants, and objects with `load_state_dict`,
-            whose state is restored.
+        like: a pytree with the structure of the result. The leaves of `like` may be DTensors,
+            tensors, `ShapeDtype`s (global shape, dtype), constants, and objects with
+            `load_state_dict`, whose state is restored.
         mesh: a DeviceMesh, which may be omitted if all leaves of `like` are DTensors or ordinary
             tensors.
         placements: a prefix tree of placements over `like`. With the placement None, a DTensor

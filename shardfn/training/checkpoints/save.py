@@ -100,8 +100,8 @@ def save(
             and objects with `state_dict` and `load_state_dict`.
         step: the number of the step; by default, the number after the newest step. A saved step
             with the same number is replaced.
-        keep: the number of steps to keep in the folder; older steps are deleted. By default, all
-            steps are kept.
+        keep: the number of steps to keep in the folder; older steps are deleted. By default, `save`
+            keeps all steps in the folder.
         background: whether to copy the tensors, return at once, and write the checkpoint in a
             thread. Earlier saves of this process to the same folder are written first.
 

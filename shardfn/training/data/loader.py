@@ -190,9 +190,9 @@ def loader(
 
     `data` must yield global batches, which are the same on every rank and for every number of
     ranks. If `data` is a DataLoader over an indexable dataset, and uses torch's own collate
-    function, each rank reads only the rows of its shards. From any other `data`, each rank reads
-    whole batches, and keeps the rows of its shards. For every batch, the ranks check that they read
-    the same data.
+    function, each rank reads only the rows of its shards. From an iterable without indices, or with
+    another collate function, each rank reads whole batches, and keeps the rows of its shards. For
+    every batch, the ranks check that they read the same data.
 
     Args:
         data: an iterable of trees of tensors, such as a torch DataLoader, in which every batch is

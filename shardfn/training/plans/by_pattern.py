@@ -63,8 +63,8 @@ def placements(
 
     Raises:
         TreeError: a pattern matches nothing, a parameter matches no pattern, or a pattern has no
-            effect because earlier patterns match the same parameters. The message lists all these
-            patterns and parameters.
+            effect because earlier patterns match the same parameters. The TreeError lists all
+            patterns without effect, and all parameters without a pattern.
         PlacementError: a placement does not fit its parameter, or a style is unknown.
 
     Source: the partition rules of EasyLM and MaxText; transformers' tp_plan;

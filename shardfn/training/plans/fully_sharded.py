@@ -56,7 +56,7 @@ def fsdp(
         axis: the mesh axis, or axes, over which `fsdp` shards; by default, all axes that `base`
             does not use.
         min_bytes: a size of the global tensor, as a number of bytes or as text such as "100KB".
-            Smaller parameters keep the placement of `base`.
+            Parameters smaller than `min_bytes` keep the placement of `base`.
         base: placements that `fsdp` keeps, such as those of a tensor parallel plan: a prefix tree
             over the parameters, in which None means replicated.
 

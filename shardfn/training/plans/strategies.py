@@ -147,8 +147,8 @@ def strategy(
             the placements of the batch and of activations. The strategies "tensor" and "sequence"
             need the placements of a tensor parallel plan in `base`, and "expert" needs the
             placements of the experts, such as `model.ep_plan`.
-        min_bytes: a size of the global tensor, as a number of bytes or as text such as "100KB". The
-            strategy does not shard smaller parameters over `axis`.
+        min_bytes: a size of the global tensor, as a number of bytes or as text such as "100KB".
+            Parameters smaller than `min_bytes` are not sharded over `axis`.
         stages: for "pipeline": how the layers are divided into stages. With `stages="even"`, the
             stages hold consecutive layers of `params`, with about the same number of elements per
             stage. With `stages=sf.jit(loss_fn).trace(params, batch)`, the stages take about the

@@ -170,9 +170,9 @@ def while_loop(
 
     Returns:
         The first carry for which `cond_fun` is false. `while_loop` works under every transform. In
-        reverse mode, the loop runs a second time and saves 64 carries. In a loop of n > 64 steps,
-        the backward recomputes all other carries from the saved carries, in n * n / 128 steps in
-        total.
+        reverse mode, a `while_loop` runs a second time and saves 64 carries. In a loop of n > 64
+        steps, the backward recomputes all other carries from the saved carries, in n * n / 128
+        steps in total.
 
     Raises:
         TreeError: body_fun returns a carry with another tree, shape or dtype.

@@ -52,7 +52,7 @@ def scan(
     Raises:
         TreeError: the first dims of xs have different sizes, or the tree, a shape or a dtype of the
             carry changes between steps.
-        PlacementError: inside a sharded function: a carry is constrained to a placement that
+        PlacementError: inside a sharded function, a carry is constrained to a placement that
             differs from that of `init`.
 
     Source: jax.lax.scan.

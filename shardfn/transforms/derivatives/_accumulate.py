@@ -202,8 +202,8 @@ def accumulate(
     each rank keeps one term of the sum.
 
     Args:
-        fn: `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`, sharded or not, or any
-            function with floating-point results.
+        fn: a function such as `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`,
+            sharded or not, or any other function with floating-point results.
         microbatches: the number of microbatches. The first dim of every batch tensor must be a
             multiple of `microbatches`.
         batch_argnums: the positions of the arguments that are batches. By default, the batches are

@@ -102,8 +102,8 @@ def bucketed_grad(
         first_cap: the size at which the first bucket is closed, so that communication starts early.
             The default of `first_cap` is 1 MiB (1,048,576 bytes), as in torch's
             DistributedDataParallel, or `cap` if `cap` is smaller.
-        argnums: the positions of the arguments to differentiate. Each differentiated argument may
-            be a tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate, each a tree of floating-point
+            tensors.
         has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
         ignore: leaves whose gradients are reduced separately: a predicate of the leaf's path, such
             as "params['w1']", or a prefix tree of bools.
@@ -116,10 +116,11 @@ def bucketed_grad(
 
     Returns:
         A function with the same arguments as fn, which returns (value, gradients), or ((value,
-        aux), gradients). A gradient has the shape, dtype and placement of its argument.
+        aux), gradients). A gradient has the shape, dtype and placement of the differentiated
+        argument.
 
     Raises:
-        ShardError: `cap` is not a positive number of bytes, or `first_cap` exceeds `cap`.
+        ShardError: cap is not a positive number of bytes, or `first_cap` exceeds `cap`.
         TreeError: when called, an argument is not floating-point, `ignore` matches no leaf, or
             `plan` was made for another program.
         CaptureError: when called, fn does not return a scalar.

@@ -165,8 +165,8 @@ def check_text(where: str, is_text: bool, kind: str, fix: str) -> None:
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Name a value for the policies of `checkpoint` and for `saved_residuals`. The value of x does
-    not change.
+    """Name a value for the policies of `checkpoint` and for `saved_residuals`. `checkpoint_name`
+    does not change the value of x.
 
     Args:
         x: a tensor, or a pytree of tensors.

@@ -103,7 +103,7 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
             receives the arguments at `nondiff_argnums` before all other arguments.
 
     Returns:
-        The function, with a method `defjvp`.
+        The function fn, with a method `defjvp`.
 
     Raises:
         ShardError: the function is called before `defjvp` has set a rule.

@@ -173,7 +173,7 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
             receives the arguments at `nondiff_argnums` before all other arguments.
 
     Returns:
-        The function, with a method `defvjp`. A call runs fn unchanged if no derivative is taken.
+        The function fn, with a method `defvjp`. A call runs fn unchanged if no derivative is taken.
 
     Raises:
         ShardError: the function is called before `defvjp` has set a rule.

@@ -151,17 +151,18 @@ def value_and_grad(
 
     Args:
         fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
-        argnums: the positions of the arguments to differentiate. Each differentiated argument may
-            be a tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate, each a tree of floating-point
+            tensors.
         has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
 
     Returns:
         A function with the same arguments as fn, which returns (value, gradients), or ((value,
-        aux), gradients). A gradient has the shape, dtype and placement of its argument.
+        aux), gradients). A gradient has the shape, dtype and placement of the differentiated
+        argument.
 
     Raises:
-        TreeError: argnums is not a position or a tuple of positions, or a call has no argument at
-            one of the positions.
+        TreeError: argnums is not a position or a tuple of positions, or is the position of no
+            argument.
         CaptureError: when called, fn does not return a scalar.
 
     Source: jax.value_and_grad.
@@ -180,17 +181,17 @@ def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) ->
 
     Args:
         fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
-        argnums: the positions of the arguments to differentiate. Each differentiated argument may
-            be a tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate, each a tree of floating-point
+            tensors.
         has_aux: whether fn also returns auxiliary data, a tree, in addition to the scalar.
 
     Returns:
         A function with the same arguments as fn, which returns the gradients, or (gradients, aux).
-        A gradient has the shape, dtype and placement of its argument.
+        A gradient has the shape, dtype and placement of the differentiated argument.
 
     Raises:
-        TreeError: argnums is not a position or a tuple of positions, or a call has no argument at
-            one of the positions.
+        TreeError: argnums is not a position or a tuple of positions, or is the position of no
+            argument.
         CaptureError: when called, fn does not return a scalar.
 
     Source: jax.grad.

@@ -109,8 +109,8 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
     Args:
         fn: a function that returns a tensor or a tree of tensors, or (value, aux) with `has_aux`.
-        argnums: the positions of the arguments with respect to which fn is differentiated. Each
-            differentiated argument may be a tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate, each a tree of floating-point
+            tensors.
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
@@ -119,8 +119,8 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
         followed by the shape of the argument. With `has_aux`, the function returns (Jacobian, aux).
 
     Raises:
-        TreeError: argnums is not a position or a tuple of positions, or a call has no argument at
-            one of the positions.
+        TreeError: argnums is not a position or a tuple of positions, or is the position of no
+            argument.
         CaptureError: when called, fn cannot be captured as one graph.
 
     Source: jax.jacrev.
@@ -141,16 +141,16 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
     Args:
         fn: a function that returns a tensor or a tree of tensors, or (value, aux) with `has_aux`.
-        argnums: the positions of the arguments with respect to which fn is differentiated. Each
-            differentiated argument may be a tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate, each a tree of floating-point
+            tensors.
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
         A function with the same arguments and results as the function that `jacrev` returns.
 
     Raises:
-        TreeError: argnums is not a position or a tuple of positions, or a call has no argument at
-            one of the positions.
+        TreeError: argnums is not a position or a tuple of positions, or is the position of no
+            argument.
         CaptureError: when called, fn cannot be captured as one graph.
 
     Source: jax.jacfwd.
@@ -171,8 +171,8 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
 
     Args:
         fn: a function that returns a tensor or a tree of tensors, or (value, aux) with `has_aux`.
-        argnums: the positions of the arguments with respect to which fn is differentiated. Each
-            differentiated argument may be a tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate, each a tree of floating-point
+            tensors.
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
@@ -181,8 +181,8 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
         arguments.
 
     Raises:
-        TreeError: argnums is not a position or a tuple of positions, or a call has no argument at
-            one of the positions.
+        TreeError: argnums is not a position or a tuple of positions, or is the position of no
+            argument.
         CaptureError: when called, fn cannot be captured as one graph.
 
     Source: jax.hessian.

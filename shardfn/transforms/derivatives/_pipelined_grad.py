@@ -123,8 +123,8 @@ def pipelined_grad(
 
     An op runs on the stage (`sf.Stage`) of the parameters that the op reads, and an op without
     parameters runs on the stage of its inputs. Outside of `shard`, or if no parameter has an
-    `sf.Stage`, `pipelined_grad` runs the microbatches one after the other. The result always equals
-    the result of `accumulate(value_and_grad(loss_fn), microbatches)`.
+    `sf.Stage`, `pipelined_grad` runs the microbatches one after the other. `pipelined_grad` always
+    returns the same values as `accumulate(value_and_grad(loss_fn), microbatches)`.
 
     Args:
         loss_fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
@@ -135,8 +135,8 @@ def pipelined_grad(
             multiple of `microbatches`.
         schedule: an `sf.Schedule`, or one of the names "gpipe", "1f1b", "interleaved",
             "zero_bubble", "zbv" and "dualpipev".
-        argnums: the positions of the arguments to differentiate. Each differentiated argument may
-            be a tree of floating-point tensors.
+        argnums: the positions of the arguments to differentiate, each a tree of floating-point
+            tensors.
         has_aux: whether loss_fn also returns auxiliary data, a tree, in addition to the scalar.
         batch_argnums: the positions of the arguments that are batches. By default, the batches are
             the arguments that are not differentiated. With k microbatches, microbatch i holds rows
@@ -146,7 +146,7 @@ def pipelined_grad(
     Returns:
         A function with the same arguments as loss_fn, which returns (value, gradients), or ((value,
         aux), gradients). aux has a leading dim of size microbatches. A gradient has the shape,
-        dtype and placement of its argument.
+        dtype and placement of the differentiated argument.
 
     Raises:
         ShardError: microbatches, schedule or axis has a wrong type, or, when called, the schedule

@@ -148,8 +148,8 @@ def saved_residuals(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Residu
     """List the residuals that a function's forward saves for its backward, with bytes, reason and
     source line.
 
-    The backward that `saved_residuals` assumes differentiates all floating-point results with
-    respect to all floating-point positional arguments. `saved_residuals` does not run the function.
+    `saved_residuals` assumes a backward that differentiates all floating-point results with respect
+    to all floating-point positional arguments. `saved_residuals` does not run the function.
     Residuals that share memory are counted once. The bytes of a residual are those of its global
     tensor.
 

@@ -141,11 +141,11 @@ def jvp(
         fn: a function that returns a tensor or a tree of floating-point tensors, or (value, aux)
             with `has_aux`.
         primals: the arguments of fn, a tuple of trees of floating-point tensors.
-        tangents: the tangents: trees with the same structure, shapes and dtypes as the primals.
+        tangents: trees with the same structure, shapes and dtypes as the primals.
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
-        (value, tangent of the value), or (value, tangent, aux).
+        A tuple (value, tangent of the value), or (value, tangent, aux).
 
     Raises:
         TreeError: the tangents do not match the primals.
@@ -173,10 +173,10 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
-        (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree for each
-        argument. Each leaf of the trees that `pull` returns has the placement of its argument.
-        Outside of any transform, each call of `pull` recomputes the value of fn, because no
-        residuals are saved.
+        A tuple (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree
+        for each argument. Each leaf of the trees that `pull` returns has the placement of its
+        argument. Outside of any transform, each call of `pull` recomputes the value of fn, because
+        no residuals are saved.
 
     Raises:
         TreeError: the cotangent that is passed to `pull` does not match the value.
@@ -212,8 +212,8 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
         primals: the arguments of fn, trees of floating-point tensors.
 
     Returns:
-        (value, push). `push(*tangents)` returns the tangent of the value. Each call of `push` also
-        recomputes the value of fn.
+        A tuple (value, push). `push(*tangents)` returns the tangent of the value. Each call of
+        `push` also recomputes the value of fn.
 
     Raises:
         TreeError: the tangents that are passed to `push` do not match the primals.

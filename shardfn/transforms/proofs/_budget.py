@@ -68,8 +68,8 @@ def assert_comms(
     Args:
         fn: a transformed function, such as the result of shard.
         args: the arguments of the call. `ShapeDtype`s may stand for tensors.
-        counts: the required number of collectives of some kinds, such as `{"all_gather": 0}`.
-            Collectives of other kinds are not limited.
+        counts: the required number of collectives of some kinds, such as `{"all_gather": 0}`. The
+            numbers of other collectives are not limited.
         max_bytes: the largest allowed total of the bytes of a rank's collectives, as a number or as
             text such as "1MB".
         max_implicit: the largest allowed number of implicit collectives, which no placement asks

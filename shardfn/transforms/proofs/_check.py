@@ -35,8 +35,8 @@ def check(
     Args:
         fn: a pure function of pytrees of tensors.
         args: the arguments of fn: ordinary tensors with global values, not DTensors.
-        worlds: a list of meshes to simulate. Each entry is a number of ranks, which form one axis
-            "dp", or a dict of axis names and sizes.
+        worlds: a list of meshes to simulate. Each entry of `worlds` is a number of ranks, which
+            form one axis "dp", or a dict of axis names and sizes.
         placements: the placements of the arguments, like `in_placements` of `shard`. By default,
             every tensor with dims is sharded on dim 0, over the first mesh axis.
         rtol: the relative tolerance.

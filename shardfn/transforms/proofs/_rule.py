@@ -69,26 +69,26 @@ def rule(
     need_whole: str | Sequence[str] = (),
     example: Sequence[Any] | None = None,
 ) -> Any:
-    """Register a sharding rule for an operator. The new rule replaces the existing rule of the
-    operator, if there is one.
+    """Register a sharding rule for an operator. The new rule replaces an existing rule of the
+    operator.
 
     A mapping such as "b i k, k j -> b i j" names every dim of every tensor argument and result in
     the op's schema. The names in a mapping are factors. If a factor is sharded, every tensor with a
     dim of the same name is sharded, and results without the factor become Partial sums. In a
     mapping, `...` stands for any leading dims, and 1 stands for a dim of size 1. A mapping may also
-    be a function of a record of the call. The record has `shapes`, `out_shapes`, `ins` and `outs`,
-    and `call["name"]` is the argument `name`. A mapping function returns a mapping text, or a list
-    of strategies for one mesh axis. A strategy is a pair (placements of the inputs, placements of
-    the results). In a strategy, each placement is "R" (replicated), a dim, a pair (dim, unit),
-    "sum", "max", "min" or a DTensor placement.
+    be a function, which gets a record of the call of the op. The record of a call has `shapes`,
+    `out_shapes`, `ins` and `outs`, and `call["name"]` is the argument `name`. A mapping function
+    returns a mapping text, or a list of strategies for one mesh axis. A strategy is a pair
+    (placements of the inputs, placements of the results). In a strategy, each placement is "R"
+    (replicated), a dim, a pair (dim, unit), "sum", "max", "min" or a DTensor placement.
 
     Args:
         op: the operator: torch.ops.lib.name.overload, the result of `torch.library.custom_op`, or
             "lib::name".
         mapping: a mapping text such as "b i k, k j -> b i j", or a function that returns a mapping
             text. Without a mapping, `rule` returns a decorator for the function.
-        need_whole: factors that are never sharded, because the op needs all elements along them.
-            The factor "..." stands for all leading dims.
+        need_whole: factors that are never sharded, because the op needs all elements along them. In
+            `need_whole`, the factor "..." stands for all leading dims.
         example: positional arguments of the op, on the CPU, of uneven sizes and distinct values.
             With `example`, `rule` checks every strategy, and the gradient of `register_autograd`,
             on 2, 3 and 5 simulated ranks. A mapping text that leads to Partial sums needs an
@@ -101,7 +101,7 @@ def rule(
 
     Raises:
         RuleError: the op cannot have a rule, the mapping does not fit the op, or a strategy gives a
-            wrong result. The message shows arguments for which the rule is wrong.
+            wrong result. The RuleError shows arguments for which the rule is wrong.
 
     Source: sharding_rule of jax.experimental.custom_partitioning (Shardy); register_sharding of
     torch.distributed.tensor.

@@ -19,13 +19,14 @@ from .._paired import kind
 
 
 def constrain(x: Any, placements: Any) -> Any:
-    """Constrain the placement of a value inside a sharded function. The value of x does not change.
+    """Constrain the placement of a value inside a sharded function. `constrain` does not change the
+    value of x.
 
     Args:
         x: a tensor, or a pytree of tensors.
-        placements: a prefix tree over x, whose leaves are `P`, `Stage` or None. None does not
-            constrain the value. A `Stage` puts a value on a stage of the pipeline axis, and does
-            not constrain its sharding on other axes.
+        placements: a prefix tree over x, whose leaves are `P`, `Stage`, or None for no constraint.
+            A `Stage` puts a value on a stage of the pipeline axis, and does not constrain its
+            sharding on other axes.
 
     Returns:
         x. `constrain` also constrains the gradient of x to the same placements.

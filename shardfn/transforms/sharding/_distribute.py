@@ -52,7 +52,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         with the tensors of `tree`.
 
     Raises:
-        PlacementError, TreeError: the placements do not fit the tree or the mesh. The message lists
+        PlacementError, TreeError: the placements do not fit the tree or the mesh. The error lists
             all placements that do not fit.
 
     Source: jax.device_put with a sharding; torch.distributed.tensor.distribute_tensor.

@@ -63,8 +63,8 @@ def pin(
             `placements`, or a regular expression. The pattern "" matches the module itself. The
             first pattern that matches a layer applies.
         inputs: a dict that maps patterns of layer paths to the placements of the layer's arguments:
-            a `P` for the first argument, or a tuple with one entry for each positional argument.
-            The entry None does not constrain an argument.
+            a `P` for the first argument, or a tuple with one entry for each positional argument. In
+            `inputs`, None does not constrain an argument.
 
     Returns:
         An object whose method `remove()` removes the constraints. In a `with` statement, the end of
@@ -74,7 +74,7 @@ def pin(
         TreeError: a pattern matches no layer, or neither outputs nor inputs is given.
         PlacementError: a placement in `outputs` or `inputs` is not a `P`, or a layer gets two
             placements for its results or arguments, from one `pin` call or from several.
-        ShardError: `module` is not an nn.Module.
+        ShardError: module is not an nn.Module.
 
     Source: jax.lax.with_sharding_constraint, and torch's PrepareModuleInput and
         PrepareModuleOutput.

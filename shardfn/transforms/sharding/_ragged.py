@@ -46,12 +46,12 @@ def ragged_all_to_all(
     at a rank, all ranks raise an error before any row is sent, so no row is dropped.
 
     Args:
-        x: a tensor (N, ...), or a pytree of them: rows in the order of their destinations. Rows of
-            x after the first `sum(send_counts)` rows are not sent.
-        send_counts: (n,) integers with a sum of at most N: the number of rows for each of the n
-            ranks or samples. `send_counts` may also be an (n, n) tensor, equal on all ranks, in
-            which row i holds the counts of sender i. With an (n, n) tensor, `ragged_all_to_all`
-            does not gather the counts.
+        x: a tensor (N, ...), or a pytree of such tensors, with rows in the order of their
+            destinations. Rows of x after the first `sum(send_counts)` rows are not sent.
+        send_counts: an integer tensor (n,) with the number of rows for each of the n ranks or
+            samples. The sum of the counts is at most N. To avoid the all-gather of the counts,
+            `send_counts` may be an (n, n) tensor, equal on all ranks, in which row i holds the
+            counts of sender i.
         axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest.
             With a tuple of axis names, `ragged_all_to_all` gathers the rows of all ranks. See
             `psum`.
@@ -61,8 +61,8 @@ def ragged_all_to_all(
 
     Returns:
         A tuple of the received rows and their counts. The received rows, (rows, ...), are in the
-        order of their senders, followed by zeros. The counts, (n,) int64, are the numbers of rows
-        from each rank or sample.
+        order of their senders, followed by zeros. The returned counts, (n,) int64, are the numbers
+        of rows received from each rank or sample.
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.

@@ -145,10 +145,11 @@ def shard(
         mesh: a DeviceMesh; by default, the mesh of the innermost `use_mesh`.
         in_placements: the placements of the arguments: a prefix tree over the parameters of fn in
             their order, or a dict by parameter name. Each leaf of `in_placements` is a `P`, one
-            Placement (1-D meshes), a list of Placements, or None. For the leaf None, a DTensor
-            keeps its placements, and an ordinary tensor is replicated. With `sf.auto`, shardfn
-            chooses the placement with the shortest step time, and `lower(...).placements` prints
-            it. With `sf.auto`, an argument that is a DTensor keeps its own placement.
+            Placement (1-D meshes), a list of Placements, or None. If the leaf of an argument is
+            None, a DTensor keeps its placements, and an ordinary tensor is replicated. With
+            `sf.auto`, shardfn chooses the placement with the shortest step time, and
+            `lower(...).placements` prints it. With `sf.auto`, an argument that is a DTensor keeps
+            its own placement.
         out_placements: the placements of the results: a prefix tree over the result. A result with
             the placement None keeps the placement that sharding propagation chose, except that
             Partial values are reduced. With `Partial()` or `Partial("avg")` in `out_placements`,
@@ -158,10 +159,10 @@ def shard(
         planner: how shardfn chooses the sharding strategies of the ops. With `planner="greedy"`,
             each op takes the strategy that moves the fewest bytes. With `planner="global"`, an
             integer program chooses all strategies together if the greedy ones would redistribute
-            activations. Inside another transform, `planner` has no effect.
+            activations.
         attention: for each mesh axis, the method of sharded attention, such as `dict(cp="ring")`.
-            The methods are "ring", "gather" and "ulysses". By default, each attention op uses the
-            method that sends the fewest bytes. Inside another transform, `attention` has no effect.
+            The methods of sharded attention are "ring", "gather" and "ulysses". By default, each
+            attention op uses the method that sends the fewest bytes.
         memory: the memory limit of a rank for `sf.auto`, in bytes or as text such as "80GiB".
         rows: for each mesh axis, the number of token rows that a rank can receive for its experts,
             or text such as "1.5x" for a multiple of the mean number. If the experts are sharded
@@ -169,7 +170,7 @@ def shard(
             its expert. Without `rows`, token rows are sent only if they take fewer bytes than an
             all-gather of the experts, and if a rank has room for all rows. If a rank would receive
             more token rows than `rows` allows, every rank raises a CapacityError. Inside another
-            transform, `rows` has no effect.
+            transform, `planner`, `attention` and `rows` have no effect.
         donate_argnums: the positions of arguments whose memory may be used for the results. Using a
             donated argument after the call is an error.
         static_argnums: the positions of arguments that are constants of the captured program.
@@ -178,23 +179,14 @@ def shard(
         backend: either "inductor", or "aten", which runs the program op by op, without a
             compilation. In a simulated world, `backend` has no effect, because the simulator runs
             op by op.
-        warmup: with `warmup="aten"`, the first calls run op by op, while Inductor compiles in the
-            background. All ranks switch from `warmup` to compiled code at the same call, and
-            results may then differ in rounding. A call that torch's autograd records is compiled at
-            once, without `warmup`.
+        warmup: with `warmup="aten"`, the first calls run op by op while Inductor compiles in the
+            background, as in `jit`. All ranks switch to compiled code at the same call.
         cuda_graphs: whether the second call records the kernels as a CUDA graph, which later calls
-            launch as a whole. With `cuda_graphs`, all ops of the function must be on the GPU.
-            Arguments whose address changes from call to call are copied into the memory of the CUDA
-            graph, and results are copied out of the graph. Donated arguments with a fixed address
-            are not copied into the CUDA graph. In a simulated world, `cuda_graphs` has no effect.
-        seed: with `seed="state"`, torch's own random calls draw from `sf.random.state`. With
-            `seed="required"`, torch's own random calls raise an error, so every random number comes
-            from a key.
+            launch as a whole, as in `jit`.
+        seed: whether torch's own random calls draw from `sf.random.state` ("state"), or raise an
+            error ("required"), so that every random number comes from a key.
         dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
-            all these sizes. `dynamic` is a prefix tree over the positional arguments, like
-            `in_axes` of vmap, or a dict by argument name. Each leaf of `dynamic` is a dim, a set of
-            dims, True for all dims, or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See
-            `mark_dynamic`.
+            all these sizes. `dynamic` has the form that `jit` describes.
 
     Returns:
         A function with the same arguments as fn, which returns DTensors and has the methods

@@ -223,20 +223,19 @@ def shard_map(
             mesh axes.
         out_placements: the placements of the results: a prefix tree over the result. A result that
             is not sharded over an axis must be invariant over the axis, because it is reduced,
-            gathered, or computed from invariant values. With `Partial()` in `out_placements`, the
-            results of the ranks are terms of a sum. With `Partial("avg")`, the results of the ranks
-            are terms of a mean.
+            gathered, or computed from invariant values. With `Partial()` or `Partial("avg")` in
+            `out_placements`, the results of the ranks are terms of a sum or mean.
         axis_names: the mesh axes over which fn works on local tensors. By default, fn works on
             local tensors over all axes that no enclosing `shard_map` uses. On all other axes, the
             values in fn are global tensors, and sharding propagation chooses their placements.
-        backend: either "inductor" or "aten". `backend` has an effect only if `shard_map` is the
-            outermost transform.
-        dynamic: the dims of arguments whose sizes may change between calls, as in `shard`.
-            `dynamic` has an effect only if `shard_map` is the outermost transform.
+        backend: the backend that compiles the program, "inductor" or "aten".
+        dynamic: the dims of arguments whose sizes may change between calls, as in `jit`. `backend`
+            and `dynamic` have an effect only if `shard_map` is the outermost transform.
 
     Returns:
-        A function of global tensors. If `shard_map` is the outermost transform, the results are
-        DTensors, and the function has the methods `.trace`, `.lower` and `.compile`.
+        A function whose arguments and results are global tensors. If `shard_map` is the outermost
+        transform, the results are DTensors, and the function has the methods `.trace`, `.lower` and
+        `.compile`.
 
     Raises:
         PlacementError: when called, a dim cannot be split into equal shards, an axis is unknown or
