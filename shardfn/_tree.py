@@ -1,10 +1,11 @@
-"""Trees of arguments: the only file that imports optree.
+"""Operations on pytrees of arguments, built on optree. No other file imports optree.
 
-The leaves of a dict come in the order of its keys. A function may read that order, so it is
-part of a tree's structure.
+The leaves of a dict have the order of the keys. A function may read the order of the keys, so the
+order is part of the tree's structure.
 
-A tensor that holds other tensors is a container of them once `learn` has met its class. For the
-functions marked `of_trees`, which Dynamo runs as they are, a tensor is a leaf.
+A tensor that holds other tensors is a container once `learn` has registered its class. The
+functions marked `of_trees`, which Dynamo calls without tracing them, always treat a tensor as a
+leaf.
 
 Dynamo reads this.
 """

@@ -1,7 +1,8 @@
-"""Options that name arguments by position: argnums, nondiff_argnums, batch_argnums,
+"""Checks of the options that name arguments by position: argnums, nondiff_argnums, batch_argnums,
 static_argnums, donate_argnums.
 
-Dynamo runs `check_argnums` and `positions` as they are, so that errors come out as they are.
+Dynamo calls `check_argnums` and `positions` without tracing them, so that their errors reach the
+user unchanged.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Options that name mesh axes: the way in which attention is sharded over each, and how many rows a
-rank takes for its experts.
+"""Checks of the options that name mesh axes: `attention`, the method of sharded attention, and
+`rows`, the rows that a rank can receive for its experts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Byte sizes as text and numbers (`25MB`, `1.5 KiB`), and the caps of buckets."""
+"""Conversion of byte sizes between text (`25MB`, `1.5 KiB`) and numbers, and checks of bucket caps.
+"""
 
 from __future__ import annotations
 

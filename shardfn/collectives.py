@@ -1,8 +1,8 @@
-"""The table of collectives: one row for each kind, with its op, its price and its part in each
-stage.
+"""The table of collectives. Each row has the op, the cost and the handlers in each stage of one
+kind of collective.
 
-A file of a higher layer adds its fields of a row (emission, packing, simulation) with `implement`.
-A new collective is a new row, with `add_row`.
+Files of higher layers add their handlers (emission, packing, simulation) to a row with `implement`.
+To add a collective, add a row with `add_row`.
 """
 
 from __future__ import annotations

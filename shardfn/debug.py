@@ -1,9 +1,10 @@
-"""`sf.debug`: print values of a running program, call a function on them, or stop in a debugger.
+"""`sf.debug`: print values of a running program, pass the values to a function, or stop in a
+debugger.
 
-The calls stay in the program, in order, in loops and branches, under derivatives and vmap, and in
-compiled code. They show the primal values of the forward; a derivative shows nothing more. A
-tensor is shown with its global value, in `shard_map` with that of the rank. Python's own `print`,
-`breakpoint`, `logging` and `warnings.warn` inside of a captured function are read as these.
+The debug calls run in program order, also in loops, branches, derivatives, vmap and compiled code.
+A debug call shows the primal values of the forward, and nothing of a derivative. A debug call shows
+the global value of a tensor, or the local value inside `shard_map`. In a captured function,
+Python's own `print`, `breakpoint`, `logging` and `warnings.warn` become debug calls.
 
 Example:
     >>> import torch, shardfn as sf

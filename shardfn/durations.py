@@ -1,4 +1,4 @@
-"""Durations as text: `1.250 ms`, `3.2 us`."""
+"""Formatting of durations as text, such as `1.250 ms` and `3.2 us`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`ShardError`, its subclasses, and `problem`, which formats their messages."""
+"""The error class `ShardError`, its subclasses, and the function `problem`, which formats error
+messages.
+"""
 
 from __future__ import annotations
 

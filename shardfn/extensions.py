@@ -1,8 +1,8 @@
-"""The extension points of the core: what a room that stands over it may add to a run.
+"""The extension points of the core, through which optional packages add features to a run.
 
-The core imports none of these rooms. It asks here for the service of a point, and does without
-where there is none. The door (`public/`) says which room serves a point, and the room is imported
-when the core first asks.
+The core imports no optional package. The core asks `extensions.py` for the service of an extension
+point, and works without the service if no package provides it. `public/` names the package for each
+extension point, and the first request imports the package.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""`Hardware` and `Link`: figures of a device and its links, from which the time of a program is
-predicted.
+"""`Hardware` and `Link`: the speeds of a device and its links, which predictions of step times use.
 """
 
 from __future__ import annotations

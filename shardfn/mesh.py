@@ -1,4 +1,6 @@
-"""Device meshes: `make_mesh`, `use_mesh`, and the axes, world and ranks of a mesh."""
+"""Device meshes: `make_mesh`, `use_mesh`, and functions that return the axes, world and ranks of a
+mesh.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of make_mesh, checked before any process talks to another."""
+"""Checks of the arguments of `make_mesh`, before any communication between processes."""
 
 from __future__ import annotations
 

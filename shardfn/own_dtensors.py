@@ -1,6 +1,5 @@
-"""DTensors at placements of our own, a stage or a zigzag, outside of functions. torch's DTensor
-takes them for placements that change nothing, so an op runs on the shards alone where that is
-right, and is refused elsewhere.
+"""Eager ops on DTensors with the placements `Stage` and `Zigzag`, which torch's DTensor ignores. An
+op runs on the local tensors if the result is correct, and otherwise raises an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Patterns for the paths of parameters: globs and regular expressions, and names that are near."""
+"""Patterns for parameter paths (globs and regular expressions), and suggestions for misspelled
+names.
+"""
 
 from __future__ import annotations
 

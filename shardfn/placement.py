@@ -1,4 +1,6 @@
-"""Placements as users write them, and the placements of the stages that they become."""
+"""The placements that users write (`P`, `Stage`, `Zigzag`), and their conversion to placements on a
+mesh.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ class Stage(Placement):
             (virtual stages).
 
     Raises:
-        PlacementError: the mesh axis has no such stage. The first use of the `Stage` raises the
-            PlacementError.
+        PlacementError: the mesh axis does not have the stage. The first use of the `Stage` raises
+            the PlacementError.
 
     Source: pipeline stages, GPipe (arXiv 1811.06965); virtual stages, Megatron-LM (arXiv
         2104.04473).
@@ -78,7 +80,7 @@ class Zigzag(Placement):
         dim: the tensor dim that is sharded.
 
     Raises:
-        PlacementError: the tensor has no such dim. The first use of the `Zigzag` raises the
+        PlacementError: the tensor does not have the dim. The first use of the `Zigzag` raises the
             PlacementError.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
@@ -132,8 +134,8 @@ class zigzag:
         axis: the mesh axis. The size of the dim must be a multiple of 2n for n ranks.
 
     Raises:
-        PlacementError: the mesh has no such axis, or the size of the dim is not a multiple of twice
-            the number of ranks. The first use of the `P` raises the PlacementError.
+        PlacementError: the mesh does not have the axis, or the size of the dim is not a multiple of
+            twice the number of ranks. The first use of the `P` raises the PlacementError.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
@@ -172,8 +174,8 @@ class P:
             `P(None, "tp", pp=2)`, or an `sf.Stage`.
 
     Raises:
-        PlacementError: the mesh has no such axis, or the tensor has no such dim. The first use of
-            the `P` raises the PlacementError.
+        PlacementError: the mesh lacks an axis that the `P` names, or the tensor has fewer dims than
+            the `P`. The first use of the `P` raises the PlacementError.
 
     Source: jax.sharding.PartitionSpec.
 

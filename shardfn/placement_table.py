@@ -1,4 +1,4 @@
-"""Trees of placements that print as a table: of parameters, and of the arguments of a call."""
+"""Trees of placements that print as a table, for parameters and for the arguments of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress: one line on a terminal or in a notebook about what takes longer than two seconds."""
+"""The progress line on a terminal or in a notebook, for work that takes longer than two seconds."""
 
 from __future__ import annotations
 

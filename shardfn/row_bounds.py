@@ -1,4 +1,4 @@
-"""Bounds of rows: how many a rank can take that other ranks send to it."""
+"""Limits on the number of rows that a rank can receive from other ranks."""
 
 from __future__ import annotations
 

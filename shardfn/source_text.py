@@ -1,4 +1,4 @@
-"""Where an op comes from, as text: the module path and the user's line."""
+"""The origin of an op as text: the module path and the user's source line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The log of the stages: a line for each under TORCH_LOGS=shardfn, an artefact of it under
-TORCH_TRACE, and progress while it runs.
+"""The log of the compilation stages. Each stage writes a line under TORCH_LOGS=shardfn, writes an
+artefact under TORCH_TRACE, and shows progress while the stage runs.
 """
 
 from __future__ import annotations

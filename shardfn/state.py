@@ -1,12 +1,11 @@
-"""The table of all state of the package that outlives a call, and `clear()`, which drops the
-caches.
+"""The table of all state of shardfn that outlives a call, and `clear()`, which empties the caches.
 
-Everything else is a value, or lives in an object that a row leads to. tests/test_state.py reads
-the package and finds each place that is written to after import; it must have a row here.
+All other state is in values, or in objects that a row of the table refers to. tests/test_state.py
+checks that each variable of the package that changes after import has a row.
 
-`clear()` drops all that can be recomputed: captures, compiled programs, costs. It keeps
+`clear()` drops captures, compiled programs and costs, which can be recomputed. `clear()` keeps
 settings of the user (rules, the links of a mesh), the state of running code (worlds, context
-variables, patches), and registrations that are made once for the process.
+variables, patches), and registrations that happen once per process.
 """
 
 from __future__ import annotations

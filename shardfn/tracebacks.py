@@ -1,5 +1,5 @@
-"""Traceback filtering: errors that leave shardfn show the user's frames, without torch's and
-shardfn's own. Modelled on jax's.
+"""Traceback filtering, as in JAX: the traceback of an error shows the user's frames, without the
+frames of torch and shardfn.
 """
 
 from __future__ import annotations

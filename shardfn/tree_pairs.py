@@ -1,4 +1,4 @@
-"""Two trees side by side, dicts by key.
+"""Pairing of the leaves of two trees, in which dicts are paired by key.
 
 Dynamo reads this.
 """

@@ -1,4 +1,4 @@
-"""The records that pass between the stages, and the words that they are written in."""
+"""The records that one compilation stage passes to the next, and the types of their fields."""
 
 from __future__ import annotations
 

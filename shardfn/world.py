@@ -1,5 +1,5 @@
-"""`World` and `fake_world`: the ranks that a program runs on, real processes or n ranks in this
-one process.
+"""`World` and `fake_world`: the ranks that a program runs on, either real processes or n simulated
+ranks in one process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The only package that uses torch's private modules: `patches.py` lists all that it changes."""
+"""The only package that uses torch's private modules. `patches.py` lists all changes to torch."""
 
 from attr._compat import repr_context  # reprs that attrs writes look for it here
 

@@ -1,4 +1,6 @@
-"""The types that public functions and methods accept: one row a parameter, and the check."""
+"""The types that public functions and methods accept, in a table with one row per parameter, and
+the type check.
+"""
 
 from .check import accept, described
 

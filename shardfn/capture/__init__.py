@@ -1,4 +1,4 @@
-"""Stage 1, capture: Python in, a Program of global shapes out."""
+"""Compilation stage 1, capture: turn a Python function into a Program with global shapes."""
 
 from .capture import Captured, capture, capture_again, raise_users
 from .closure.constant_keys import constant_key, is_constant

@@ -1,4 +1,6 @@
-"""Stage 4, compile: turn a local graph into a callable, with Inductor or op by op."""
+"""Compilation stage 4, compile: turn the graph of one rank into a callable, with Inductor or op by
+op.
+"""
 
 from .backends import BACKENDS, Runner, aten, inductor
 from .sized import Families

@@ -1,1 +1,3 @@
-"""DTensors and collectives of a script that runs as it is in a fake world, outside of functions."""
+"""Eager DTensor ops and collectives of scripts that run in a fake world, outside of captured
+functions.
+"""

@@ -1,3 +1,3 @@
-"""The reports of a program: its collectives, memory, step time and costly placements; and of the
-machine (doctor).
+"""Reports on a program (its collectives, memory, step time and costly placements), and the report
+of `doctor` on the machine.
 """

@@ -32,8 +32,8 @@ def measure_hardware(link: Link | None = None) -> Hardware:
     everything except attention. The efficiency of attention is the rate of attention divided by the
     rate of matrix products, both in float32.
 
-    Under torchrun, every rank must call `measure_hardware`. Every rank returns the rates of the
-    slowest rank.
+    Under torchrun, every rank must call `measure_hardware`. On every rank, `measure_hardware`
+    returns the rates of the slowest rank.
 
     Args:
         link: the speed of the link among the ranks. By default, `measure_hardware` measures the

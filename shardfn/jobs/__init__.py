@@ -1,1 +1,2 @@
-"""The processes of a job: how they find each other, and what they tell each other."""
+"""The processes of a distributed job: how they connect, and how they report failures to each other.
+"""

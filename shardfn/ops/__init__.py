@@ -1,3 +1,3 @@
-"""The custom ops of shardfn, one family per file: placements, prims of shard_map, loops, packing,
-and communication with neighbours.
+"""The custom ops of shardfn, one family per file: placements, primitives of shard_map, loops,
+packing, and communication with neighbours.
 """

@@ -1,4 +1,5 @@
-"""Stage 2, partition: a global Program and placements in, the graph of one rank out."""
+"""Compilation stage 2, partition: turn a global Program and placements into the graph of one rank.
+"""
 
 from . import layout
 from .emission.emit_steps import emit, local_sizes

@@ -1,1 +1,1 @@
-"""Pictures of values of the core: DTensors, tables, programs, schedules, memory, time, bytes."""
+"""Pictures of DTensors, tables, programs, schedules, memory, time and bytes."""

@@ -1,6 +1,4 @@
-"""Schedules of pipelines as values: for each coordinate of a mesh axis, in order, what it
-computes.
-"""
+"""Pipeline schedules, which list, for each rank of the pipeline axis, its actions in order."""
 
 from . import schedules
 from .actions import Action

@@ -158,7 +158,8 @@ class Schedule:
             The index of the rank along the pipeline axis.
 
         Raises:
-            ScheduleError: the schedule has no such stage, or assigns the stage to two ranks.
+            ScheduleError: the schedule does not contain the stage, or assigns the stage to two
+                ranks.
 
         Example:
             >>> import shardfn as sf

@@ -1,1 +1,3 @@
-"""Proof: of code for torch.distributed that is not ours, of two layouts, of a step's price."""
+"""Checks of training steps: audits of torch.distributed code, comparisons of two layouts, locks of
+the cost of a step, and tests over many meshes.
+"""

@@ -1,6 +1,6 @@
-"""The door. Public names are imported at the first use of one of them: they need
-torch.distributed.tensor, which takes longer to import than all else. Those of rooms over the core
-are imported at the first use of one of theirs.
+"""The lazy import of the public names of shardfn. The first use of a public name imports the public
+names of the core, because torch.distributed.tensor takes long to import. The first use of a name of
+an optional package imports this package.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`sf.random`: random numbers that depend on a key and on an element's index in the global tensor,
-so that they are the same on every mesh.
+"""`sf.random`: random numbers that depend only on a key and on the index of the element in the
+global tensor, so that every mesh draws the same numbers.
 
 Example:
     >>> import torch, shardfn as sf

@@ -1,1 +1,2 @@
-"""Programs of torch.distributed, run as they are: each rank is a thread of this process."""
+"""The execution of unchanged torch.distributed programs, with each rank as a thread of one process.
+"""

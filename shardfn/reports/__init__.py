@@ -1,1 +1,1 @@
-"""The report of a step: one page that opens in a browser, without a network."""
+"""The report on a step: one HTML page, which needs no network."""

@@ -1,4 +1,6 @@
-"""Stage 5, run: arguments, the call path, the simulator."""
+"""Compilation stage 5, run: the arguments of a call, the call of the compiled program, and the
+simulator.
+"""
 
 from . import cache
 from .backward.followed import Followed

@@ -1,8 +1,8 @@
-"""Stage 3, schedule: passes over the local graph, each `graph -> graph`, in the order in which
-they run.
+"""Compilation stage 3, schedule: the passes over the graph of one rank, in the order in which they
+run. Each pass maps a graph to a new graph.
 
-The SchedulePlan holds all decisions on which ranks must agree. Each pass applies a part of it to
-one rank's graph.
+The SchedulePlan holds all decisions on which ranks must agree. Each pass applies a part of the
+SchedulePlan to the graph of one rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tensors of a world in one process: the local tensors of all ranks, and DTensors of them."""
+"""Tensors of a simulated world: the local tensors of all ranks, and DTensors that consist of them.
+"""
 
 from .dtensor import SimulatedDTensor, dtensors
 from .local_tensor import (

@@ -1,4 +1,4 @@
-"""Compilations on disk, which the processes of a user share."""
+"""Stored compilations on disk, which all processes of a user share."""
 
 from . import contents
 from .folder import Folder, limit, own_folder, place

@@ -1,1 +1,3 @@
-"""What-if: one step on meshes, with strategies, options and hardware of several kinds, compared."""
+"""Predictions that compare one step on several meshes, with several strategies, options and
+hardware.
+"""

@@ -1,3 +1,3 @@
-"""What training runs need beside the transforms: optimizers, precision, clipping and averages,
-placements of all parameters, batches, checkpoints.
+"""Tools for training besides the transforms: optimizers, mixed precision, clipping, averages,
+placements of parameters, data loading and checkpoints.
 """

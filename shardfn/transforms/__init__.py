@@ -1,4 +1,4 @@
-"""The transforms: one family per file."""
+"""The function transforms, one family per file."""
 
 from ._compose import compose
 from ._dynamic import mark_dynamic

@@ -40,7 +40,7 @@ def mark_dynamic(
         x.
 
     Raises:
-        ShardError: x is not a tensor, or has no such dim.
+        ShardError: x is not a tensor, or does not have the dim.
         CaptureError: `mark_dynamic` is called inside a captured function. With `strict`, a function
             that needs the size as a constant raises a CaptureError, which names the constant and
             the source line.

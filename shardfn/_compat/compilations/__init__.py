@@ -1,1 +1,1 @@
-"""Compilations of Inductor as values: what they depend on, and how one is run again."""
+"""Stored compilations of Inductor: what a compilation depends on, and how to run it again."""

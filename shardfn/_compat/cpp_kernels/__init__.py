@@ -1,1 +1,2 @@
-"""Inductor's C++ kernels: how they are joined, compiled once a machine, and kept."""
+"""Inductor's C++ kernels: how shardfn joins them, compiles them once per machine, and stores them.
+"""

@@ -1,4 +1,4 @@
-"""Devices other than the CPU: which one a process runs on, and CUDA's graphs."""
+"""Devices other than the CPU: the choice of the device of a process, and CUDA graphs."""
 
 from .devices import numbered, unnumbered
 from .graphs import CudaGraph, copy_all

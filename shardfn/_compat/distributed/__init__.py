@@ -1,1 +1,1 @@
-"""Private parts of torch.distributed."""
+"""Uses of private parts of torch.distributed."""

@@ -1,1 +1,3 @@
-"""Dynamo: how it reads Python, what it runs as it is, and what it has read beside the arguments."""
+"""Uses of Dynamo: how it traces Python code, which functions it calls untraced, and which values it
+reads besides the arguments.
+"""

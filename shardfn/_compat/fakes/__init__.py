@@ -1,1 +1,1 @@
-"""Fake tensors: known result sizes, zero tangents, and a cache of op results."""
+"""Fake tensors: known sizes of results, zero tangents, and a cache of op results."""

@@ -1,1 +1,1 @@
-"""The questions of a repeated call about its arguments, in C++ where the machine has a compiler."""
+"""Fast argument checks of repeated calls, in C++ if the machine has a compiler."""

@@ -1,1 +1,3 @@
-"""A function's reads outside of its arguments: globals, closures, constants, settings."""
+"""The values that a captured function reads besides its arguments: globals, closures, constants,
+settings.
+"""

@@ -1,1 +1,1 @@
-"""scan, cond, while_loop and custom derivatives while a function is captured."""
+"""The capture of scan, cond, while_loop and custom derivatives."""

@@ -1,3 +1,3 @@
-"""Calls of nn.Module: copies that a pure call may change, and hooks as identity functions with
-a derivative.
+"""The capture of nn.Module calls: copies of modules that a pure call may change, and hooks as
+identity functions with a custom derivative.
 """

@@ -1,1 +1,3 @@
-"""From a function that Dynamo has read to a graph of ATen ops, for any sizes of its inputs."""
+"""The conversion of a function that Dynamo has traced into a graph of ATen ops, with symbolic input
+sizes.
+"""

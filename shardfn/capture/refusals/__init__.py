@@ -1,3 +1,3 @@
-"""Errors for functions that cannot be captured: the problem, the line, and what to write
-instead.
+"""Errors for functions that cannot be captured. An error names the problem, the source line, and
+the code to write instead.
 """

@@ -1,3 +1,3 @@
-"""Replacements of torch's ops and functions by ones that capture can trace or that have
-sharding rules.
+"""Replacements for torch's ops and functions that capture cannot trace or that have no sharding
+rules.
 """

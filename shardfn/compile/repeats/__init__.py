@@ -1,4 +1,4 @@
-"""Repeated blocks of a program: found, and written once for all copies of a kind."""
+"""The detection of repeated blocks of a program, which are compiled only once."""
 
 from .calls import CALL, Kind, known
 from .last_calls import split_last_calls

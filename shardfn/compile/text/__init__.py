@@ -1,6 +1,4 @@
-"""Local graphs as JSON: the text by which programs compare equal, and which an artefact file
-holds.
-"""
+"""The JSON text of the graph of one rank, for comparing programs and for saved programs."""
 
 from .graphs import graph_of, loop_text, placements_of, text_of
 from .values import Unwritable, devices_of, tensor_of, tensor_text, value_of, value_text

@@ -1,1 +1,1 @@
-"""The timeline of a predicted step: what each rank does when, as events."""
+"""The timeline of a predicted step, as events that show what each rank does at which time."""

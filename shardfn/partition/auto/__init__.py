@@ -1,1 +1,3 @@
-"""Placements of arguments that are chosen with those of all ops, under a limit of memory."""
+"""The automatic choice of argument placements, together with those of all ops, under a memory
+limit.
+"""

@@ -1,1 +1,1 @@
-"""Emission: a plan written out as the graph of one rank, with explicit collectives."""
+"""Emission of the graph of one rank, with explicit collectives, from a placement plan."""

@@ -1,1 +1,1 @@
-"""Placements chosen over all ops of a program: one integer program for each mesh axis."""
+"""The choice of placements for all ops of a program, by one integer program for each mesh axis."""

@@ -1,1 +1,1 @@
-"""Sharding propagation: a placement for every value of the Program."""
+"""Sharding propagation, which chooses a placement for every value of a Program."""

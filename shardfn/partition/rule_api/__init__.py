@@ -1,3 +1,3 @@
-"""Sharding rules: their input, their strategies, einsum notation, and the registry of users'
-rules.
+"""The interface of sharding rules: the input of a rule, strategies, einsum notation, and the
+registry of users' rules.
 """

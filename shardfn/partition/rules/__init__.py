@@ -1,4 +1,4 @@
-"""The rule tables, one kind of op per file, and the look-up over them."""
+"""The tables of sharding rules, one kind of op per file, and the look-up of the rule of an op."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Stages of a pipeline: which coordinate runs which step, and the messages between them."""
+"""Pipeline stages: which rank of the pipeline axis runs which step, and the messages between ranks.
+"""

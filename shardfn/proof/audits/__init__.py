@@ -1,1 +1,1 @@
-"""Code for torch.distributed, judged against one device."""
+"""Audits, which compare code for torch.distributed with the same step on one device."""

@@ -1,1 +1,3 @@
-"""Two runs of one step, value by value; the values of all ranks at each op."""
+"""The comparison of two runs of one step, value by value, and the inspection of the values of all
+ranks at each op.
+"""

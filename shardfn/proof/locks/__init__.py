@@ -1,1 +1,1 @@
-"""The price of a step under version control."""
+"""Lock files, which keep the cost of a step under version control."""

@@ -87,7 +87,7 @@ def lock(
         path: the path of the lock file, which `lock` writes if the file does not exist.
         update: whether to overwrite an existing lock file.
         tolerances: a dict with the allowed relative difference for each field; `math.inf` allows
-            any difference. By default, 0.05 is allowed for "peak_bytes", 0.1 for "ms", and 0 for
+            any difference. The default tolerance is 0.05 for "peak_bytes", 0.1 for "ms", and 0 for
             "collectives", "bytes", "ops" and "kernels".
         hardware: an `sf.Hardware` for the predicted time, or the name of one, such as "H100".
         links: a dict from mesh axes to `sf.Link`s, which replace the links of the hardware.

@@ -1,1 +1,1 @@
-"""Artefacts: a compiled program as one file of safetensors, which is run without the source."""
+"""Artefacts: compiled programs in safetensors files, which run without the source code."""

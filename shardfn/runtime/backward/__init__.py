@@ -1,1 +1,3 @@
-"""Calls that autograd follows: the tensors, the op that autograd sees, the second half."""
+"""Calls that torch's autograd records: the saved tensors, the op that autograd records, and the
+backward.
+"""

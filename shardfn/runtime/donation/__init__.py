@@ -1,4 +1,4 @@
-"""Donated arguments: results take their memory."""
+"""Donated arguments, whose memory results may use."""
 
 from .donated import Donation, donation_of
 from .refusals import check_own, take_own

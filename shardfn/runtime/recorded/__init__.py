@@ -1,4 +1,4 @@
-"""Compiled programs whose kernels are recorded once, as a CUDA graph, and launched together."""
+"""Compiled programs whose kernels are recorded once as a CUDA graph, and then launched together."""
 
 from .host_work import refuse_host_work
 from .runner import Recorded

@@ -1,5 +1,5 @@
-"""The inspectable stages of a transformed function: Traced and Lowered. The third, Compiled, is
-in compiled.py.
+"""The stage objects `Traced` and `Lowered` of a transformed function. The third stage object,
+`Compiled`, is in compiled.py.
 """
 
 from .preparing import prepare

@@ -1,4 +1,6 @@
-"""Start at once: the first calls run op by op, while the program is compiled in the background."""
+"""The option `warmup`: the first calls run op by op, while the program is compiled in the
+background.
+"""
 
 from .runner import Warming
 from .switch import Switch, switch_of

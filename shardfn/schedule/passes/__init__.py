@@ -1,1 +1,1 @@
-"""The passes: each takes a local graph and returns a new one."""
+"""The schedule passes, each of which takes the graph of one rank and returns a new graph."""

@@ -1,4 +1,4 @@
-"""Checkpoints: trees of tensors on disk, in the files of torch.distributed.checkpoint."""
+"""Checkpoints: trees of tensors on disk, in the file format of torch.distributed.checkpoint."""
 
 from .load import load
 from .pretrained import load_safetensors, save_safetensors

@@ -47,7 +47,7 @@ def load(
         placements: a prefix tree of placements over `like`. With the placement None, a DTensor
             keeps its placements, and any other leaf is loaded as an ordinary tensor.
         step: the number of the step to read; by default, the newest complete step.
-        strict: whether leaves of the checkpoint that `like` does not have raise an error.
+        strict: whether to raise an error if the checkpoint has leaves that `like` does not have.
 
     Returns:
         A tree with the structure of `like`, in newly allocated memory. `load` also replaces the

@@ -57,7 +57,7 @@ def load_safetensors(
             tensors.
         placements: a prefix tree of placements over `like`. With the placement None, a DTensor
             keeps its placements, and any other leaf is loaded as an ordinary tensor.
-        strict: whether tensors in the files that `like` does not have raise an error.
+        strict: whether to raise an error if the files have tensors that `like` does not have.
 
     Returns:
         A tree with the structure of `like`, in newly allocated memory.

@@ -1,4 +1,4 @@
-"""Batches of the host as DTensors."""
+"""Conversion of data batches to DTensors."""
 
 from .loader import Loader, loader
 

@@ -1,1 +1,1 @@
-"""Optimizers as pure functions: torch's, gradient clipping, moving averages."""
+"""Torch's optimizers, gradient clipping and moving averages as pure functions."""

@@ -1,4 +1,5 @@
-"""Placements of many parameters in one line: by patterns, from plans, fully sharded."""
+"""Placements of all parameters of a model: by patterns, by tensor parallel plans, or fully sharded.
+"""
 
 from .by_pattern import placements
 from .fully_sharded import fsdp

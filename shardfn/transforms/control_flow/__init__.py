@@ -1,1 +1,1 @@
-"""Loops and branches as one op of the program, ours and torch's."""
+"""Loops and branches, of shardfn and of torch, as one op of the captured program."""

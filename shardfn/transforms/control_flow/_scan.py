@@ -31,7 +31,7 @@ def scan(
     reverse: bool = False,
 ) -> tuple[Any, Any]:
     """Run a function over the slices of dim 0 of tensors, and pass a carry from step to step. A
-    `scan` is one op of the captured program, whatever its length is.
+    `scan` of any length is one op of the captured program.
 
     Args:
         f: a function (carry, x) -> (carry, y), where x and y are the per-step input and output. The

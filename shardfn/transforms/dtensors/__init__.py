@@ -1,3 +1,3 @@
-"""Replacements of DTensor's methods and torch's collectives that Dynamo reads in a captured
+"""Replacements for DTensor methods and torch collectives, which Dynamo traces in a captured
 function.
 """

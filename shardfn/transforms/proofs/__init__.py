@@ -1,1 +1,2 @@
-"""Proofs: a sharded function against the plain one, a sharding rule against its op."""
+"""Checks of a sharded function against the plain function, and of a sharding rule against its op.
+"""

@@ -1,1 +1,1 @@
-"""Transforms and functions that name meshes, placements and axes."""
+"""Transforms and functions with arguments for meshes, placements or mesh axes."""

@@ -1,1 +1,3 @@
-"""Loops and branches: the placements of their carries, and of all that is inside."""
+"""Sharding propagation in loops and branches: the placements of the carries, and of all values in
+the body.
+"""

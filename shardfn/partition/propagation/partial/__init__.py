@@ -1,1 +1,1 @@
-"""Values that stay Partial: means, sums of several terms, gradients that are cast."""
+"""Values that stay Partial: means, sums of several terms, and gradients that are cast."""

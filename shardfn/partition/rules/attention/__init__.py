@@ -1,1 +1,3 @@
-"""Scaled dot-product attention on shards of batch, heads or sequence."""
+"""Sharding rules of scaled dot-product attention, for shards of the batch, the heads or the
+sequence.
+"""

@@ -1,1 +1,1 @@
-"""Ops that read or write by index."""
+"""Sharding rules of ops that read or write elements by index."""
