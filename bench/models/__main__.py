@@ -36,14 +36,14 @@ HEAD = """# Models
 
 Each model in the tables is small, has random weights and is in training mode, with its dropout.
 `make models` calls each model as in its documentation, and compares one training step with torch's
-autograd and torch's AdamW on one device. `make models` compares the loss, the gradient of every
-parameter, the buffers, and the parameters after the step. The dtype is float64, or float32 if a
-part of the model does not support float64. `make models` also writes this page (torch {torch},
-transformers {hub}).
+autograd and torch's AdamW on one device: the loss, the gradient of every parameter, the buffers,
+and the parameters after the step. The test computes in float64, or in float32 if a part of the
+model does not support float64. `make models` also writes this page (torch {torch}, transformers
+{hub}).
 
-Most columns of the two tables are layouts in a fake world. A cell of such a column lists the
-collectives that one step sends, before gradients are put into buckets: AG is an all-gather, AR an
-all-reduce, RS a reduce-scatter, A2A an all-to-all.
+A cell of the tables lists the collectives that one training step sends in a fake world, before
+gradients are put into buckets: AG is an all-gather, AR an all-reduce, RS a reduce-scatter, A2A an
+all-to-all.
 
 - data parallel: On 4 ranks, parameters are replicated. The batch of 6 examples is sharded unevenly.
 - fully sharded: On 4 ranks, every parameter is sharded on its first dim.
