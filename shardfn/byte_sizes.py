@@ -1,5 +1,4 @@
-"""Conversion of byte sizes between text (`25MB`, `1.5 KiB`) and numbers, and checks of bucket caps.
-"""
+"""Byte sizes as text (`25MB`, `1.5 KiB`) and as numbers, and checks of bucket caps."""
 
 from __future__ import annotations
 

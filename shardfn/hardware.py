@@ -1,5 +1,4 @@
-"""`Hardware` and `Link`: the speeds of a device and its links, which predictions of step times use.
-"""
+"""`Hardware` and `Link`: the speeds of devices and links, for predictions of step times."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class BucketPlan:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """The paths of all leaves of the plan, each listed once."""
+        """The paths of all leaves of the bucket plan, each listed once."""
         sent = (leaf for b in (*self.buckets, *self.unbucketed) for leaf in b.leaves)
         return tuple(dict.fromkeys((*sent, *self._others)))
 
@@ -151,10 +151,11 @@ class BucketPlan:
 
     @classmethod
     def from_json(cls, text: str) -> BucketPlan:
-        """Parse a plan from JSON.
+        """Parse a bucket plan from JSON text.
 
         Raises:
-            TreeError: the text is not a bucket plan. The error lists the wrong values in the text.
+            TreeError: the text is not a bucket plan. The TreeError lists the wrong values in the
+                text.
         """
         plan, wrong = read(cls, text, required=["buckets"])
         if not wrong and (problem := uneven(plan.buckets)):
@@ -261,10 +262,10 @@ class BucketPlan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BucketPlan:
-        """Read the plan from a JSON file.
+        """Read a bucket plan from a JSON file.
 
         Raises:
-            TreeError: the file cannot be read, or contains no plan.
+            TreeError: the file cannot be read, or does not contain a bucket plan.
         """
         accept("BucketPlan.load", path=path)
         try:

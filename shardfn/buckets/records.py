@@ -75,14 +75,14 @@ class Bucket:
 
     @property
     def extended(self) -> bool:
-        """True if the bucket is larger than its cap, because a single leaf is never split."""
+        """Whether the bucket is larger than its cap, because a single leaf is never split."""
         return self.nbytes > self.cap
 
 
 @attrs.frozen
 class Unbucketed:
-    """A collective on the way to a gradient that is in no bucket: that of an ignored leaf, or
-    one inside a loop or a branch.
+    """A collective that computes a gradient but is in no bucket: a collective of an ignored leaf,
+    or one inside a loop or a branch.
     """
 
     kind: str  # all_reduce, reduce_scatter, all_to_all, all_gather, halo or ppermute
@@ -97,7 +97,7 @@ class Unbucketed:
 
 
 class Row(NamedTuple):
-    """The entry of a plan for a leaf in one bucket."""
+    """The entry of a bucket plan for one leaf in one bucket."""
 
     bucket: int
     kind: str
@@ -118,7 +118,9 @@ class Row(NamedTuple):
 
 @attrs.frozen
 class BucketOptions:
-    """The bucketing options of one gradient. They travel through capture as the text of a prim."""
+    """The bucketing options of one gradient, which the capture stores as the text of a primitive
+    op.
+    """
 
     leaf: str
     cap: int

@@ -26,19 +26,20 @@ class Certificate:
     """The checked properties of a schedule, with its memory and time before and after.
 
     Args:
-        name: of the program.
-        kinds: the number of different local programs. Ranks with equal shards share one.
+        name: the name of the program.
+        kinds: the number of different programs of ranks. Ranks with equal local shapes share one
+            program.
         nodes: the number of nodes of this rank's graph.
-        same_nodes: whether the scheduled graph has the same multiset of nodes.
-        same_order: whether every local program starts the collectives of each axis in the
-            agreed order.
+        same_nodes: whether the graph has the same multiset of nodes before and after scheduling.
+        same_order: whether the programs of all ranks start the collectives of each axis in the same
+            order.
         waits_hold: whether each collective has one wait, after its start and before the first use.
-        peak_before: the peak of live bytes, in the order of the program as written.
-        peak_after: the same, as scheduled.
-        before: the timeline in the order of the program as written.
-        after: the same, as scheduled.
-        hardware: the model that the timelines are stated under.
-        order: the collectives of each axis, in the order in which all ranks start them.
+        peak_before: the peak of live bytes before scheduling.
+        peak_after: the peak of live bytes after scheduling.
+        before: the timeline before scheduling.
+        after: the timeline after scheduling.
+        hardware: the hardware model of the timelines.
+        order: for each axis, the collectives in the order in which all ranks start them.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Return whether all checks passed."""
+        """Return whether the schedule passed all checks."""
         return self.same_nodes and self.same_order and self.waits_hold
 
     @property

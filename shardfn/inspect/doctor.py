@@ -34,14 +34,14 @@ DISTRIBUTED = "install a build of torch with torch.distributed"
 
 @attrs.frozen
 class Finding:
-    """The result of one check: whether it passed, a sentence, and what to type if not.
+    """The result of one check of `doctor`.
 
     Args:
         name: the name of the check.
-        ok: whether it passed.
-        sentence: the result in words.
-        fix: the suggestion, or empty.
-        needed: whether shardfn cannot work without it.
+        ok: whether the check passed.
+        sentence: the result of the check in words.
+        fix: the command or change that mends a failed check, or an empty text.
+        needed: whether shardfn cannot work if the check fails.
     """
 
     name: str

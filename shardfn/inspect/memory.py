@@ -37,14 +37,14 @@ class Allocation:
     """One tensor that a program holds.
 
     Args:
-        kind: "arguments", "results", "activations" (made in the forward, read in the backward),
-            "collectives" (what one sends or receives) or "temporaries".
-        name: of an argument its path, of others the op.
-        shape: of the local tensor.
-        dtype: of the tensor.
-        nbytes: of the tensor.
-        source: the line that makes it.
-        module: the path of the submodule of that line.
+        kind: one of "arguments", "results", "activations" (computed in the forward, read in the
+            backward), "collectives" (send and receive buffers) and "temporaries".
+        name: the path of an argument, or the op that computes the tensor.
+        shape: the local shape of the tensor.
+        dtype: the dtype of the tensor.
+        nbytes: the size of the local tensor, in bytes.
+        source: the source line that creates the tensor.
+        module: the path of the submodule that runs the source line.
     """
 
     kind: str
@@ -66,9 +66,9 @@ class Moment:
     """The memory of one rank's program while one op runs, in bytes.
 
     Args:
-        source: the line of the op.
-        phase: "forward", "backward", or "" outside of a gradient.
-        sizes: the bytes of each kind of tensor that is alive, in the order of KINDS.
+        source: the source line of the op.
+        phase: either "forward" or "backward", or "" if the program computes no gradient.
+        sizes: for each kind of tensor, in the order of `KINDS`, the bytes that are alive.
         op: the name of the op's node in the program.
     """
 
@@ -79,7 +79,7 @@ class Moment:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all kinds."""
+        """Return the bytes that are alive, over all kinds of tensors."""
         return sum(self.sizes)
 
 
@@ -88,13 +88,13 @@ class Memory:
     """The memory of one rank's program, in bytes.
 
     Args:
-        name: of the program.
-        peak: the most that is alive at once. Arguments are alive throughout, views share the
-            memory of their base.
-        at: the line at which the peak is reached.
-        alive: the tensors that are alive at the peak, the largest first.
-        module: the path of the submodule of the line at which the peak is reached.
-        moments: computes what is alive while each op runs, in order.
+        name: the name of the program.
+        peak: the largest number of bytes that are alive at once. Arguments are always alive, and
+            views share the memory of their base.
+        at: the source line at the memory peak.
+        alive: the tensors that are alive at the memory peak, the largest first.
+        module: the path of the submodule that runs the source line at the memory peak.
+        moments: a function that returns a `Moment` for each op, in order.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Memory:
     moments: Callable[[], tuple[Moment, ...]] = attrs.field(default=tuple, eq=False, repr=False)
 
     def of(self, kind: str) -> int:
-        """Return the bytes of one kind of tensor at the peak."""
+        """Return the bytes of one kind of tensor at the memory peak."""
         accept("Memory.of", kind=kind)
         return sum(tensor.nbytes for tensor in self.alive if tensor.kind == kind)
 

@@ -23,15 +23,18 @@ SLACK = 1 + 1e-9  # of sums in another order
 
 @attrs.frozen
 class StepFlops:
-    """The floating-point operations of one rank's step, in products, convolutions and attention.
+    """The floating-point operations of one rank's step, in matrix products, convolutions and
+    attention.
 
     Args:
-        run: those of its program: with recomputation, half of the pairs of a causal attention, and
-            five products in the backward of attention.
-        model: the rank's share of those that the model needs: without recomputation, all pairs of
-            an attention, and four products in its backward.
-        run_at_peak: the seconds of the first at the peak of their dtypes.
-        model_at_peak: the seconds of the second.
+        run: the operations that the program runs, with recomputation, half of the pairs of a causal
+            attention, and five products in the backward of attention.
+        model: the rank's share of the operations that the model needs, without recomputation, with
+            all pairs of an attention, and with four products in the backward of attention.
+        run_at_peak: the seconds that the operations in `run` take at the peak rates of their
+            dtypes.
+        model_at_peak: the seconds that the operations in `model` take at the peak rates of their
+            dtypes.
     """
 
     run: float

@@ -39,16 +39,15 @@ Key = tuple[str, str | None, str | None, tuple[str, ...] | None]
 
 @attrs.frozen
 class OpTime:
-    """The time of the equal ops of one line, in equal modules.
+    """The total time of the equal ops of one source line, in modules of the same kind.
 
     Args:
-        name: the op, or the kind of collective.
-        axis: the mesh axis of a collective. None for an op.
-        count: how often a step runs it.
-        seconds: of all of them.
-        source: the line.
-        module: the path of the submodule; of those of several layers with the range of their
-            numbers, layers.0-31.up.
+        name: the name of the op, or the kind of collective.
+        axis: the mesh axis of a collective, or None for an op.
+        count: how often one step runs the op.
+        seconds: the total seconds of all runs.
+        source: the source line of the op.
+        module: the path of the submodule, with a range for several layers, such as layers.0-31.up.
     """
 
     name: str
@@ -67,26 +66,26 @@ class OpTime:
 
 @attrs.frozen
 class StepTime:
-    """The time of one rank's step, in seconds.
+    """The predicted time of one rank's step, in seconds.
 
     Args:
-        name: of the program.
-        hardware: the name of the model.
-        compute: of all ops.
-        communication: of all collectives.
-        exposed: the communication that no op runs beside, in the order of the schedule.
-        ops: the ops and collectives of each line, the longest first.
-        endless: the number of while loops. Each counts as one step, as the number of steps
-            depends on values.
-        capacity: bytes of a device's memory. None: not known.
-        memory: counts the bytes of the rank at its peak.
-        bubble: the time in which the rank waits for other stages of a pipeline, until the last of
-            them is done.
-        ranks: the timelines of all ranks: one of each coordinate of a pipeline's axis, as all
-            others run equal programs at equal times. Without a pipeline it is one.
-        coordinate: of this rank on that axis.
-        operations: the floating-point operations of this rank.
-        moments: computes what this rank holds while each op runs, in order.
+        name: the name of the program.
+        hardware: the name of the hardware model.
+        compute: the seconds of all ops.
+        communication: the seconds of all collectives.
+        exposed: the seconds of communication that no op overlaps.
+        ops: the ops and collectives of each source line, the longest first.
+        endless: the number of while loops, each of which counts as one step, because its number of
+            steps depends on values.
+        capacity: the bytes of a device's memory, or None if they are not known.
+        memory: a function that returns the bytes of the rank at its memory peak.
+        bubble: the seconds in which the rank waits for other pipeline stages, until the last stage
+            is done.
+        ranks: one timeline for each rank of the pipeline axis, because all other ranks run equal
+            programs at equal times.
+        coordinate: the index of the rank on the pipeline axis.
+        operations: the floating-point operations of the rank.
+        moments: a function that returns the memory of the rank during each op, in order.
     """
 
     name: str
@@ -106,37 +105,39 @@ class StepTime:
 
     @property
     def flops(self) -> float:
-        """Return the floating-point operations that this rank's program runs in a step: those of
-        recomputation count, and half of the pairs of a causal attention.
+        """Return the floating-point operations that the rank's program runs in a step, including
+        recomputation, and half of the pairs of a causal attention.
         """
         return self.operations.run
 
     @property
     def model_flops(self) -> float:
-        """Return the operations that the model needs: without recomputation, and all pairs of an
-        attention. For a transformer of N parameters beside its embedding, that is 6 N + 12 L d s
-        for each token.
+        """Return the floating-point operations that the model needs, without recomputation, and
+        with all pairs of an attention. A transformer with N parameters besides its embedding needs
+        6 N + 12 L d s operations for each token.
         """
         return self.operations.model
 
     @property
     def hfu(self) -> float:
-        """Return the share of the device's peak that the program runs at (HFU), from 0 to 1."""
+        """Return the hardware FLOPs utilization (HFU): the rate of `flops` as a share of the
+        device's peak rate, from 0 to 1.
+        """
         return self.operations.run_at_peak / self.total if self.total else 0.0
 
     @property
     def mfu(self) -> float:
-        """Return the share of the device's peak at which the model is computed (MFU), from 0 to 1,
-        by `model_flops`.
+        """Return the model FLOPs utilization (MFU): the rate of `model_flops` as a share of the
+        device's peak rate, from 0 to 1.
         """
         return self.mfu_of(self.model_flops)
 
     def mfu_of(self, flops: float) -> float:
-        """Return the MFU by another count of the operations that a rank's model needs in a step,
-        such as one that halves causal attention.
+        """Return the model FLOPs utilization (MFU) for another count of operations, such as a count
+        that halves causal attention.
 
         Args:
-            flops: operations of one rank.
+            flops: the operations of one rank in a step.
         """
         accept("StepTime.mfu_of", flops=flops)
         if not self.total or not self.model_flops:
@@ -145,12 +146,12 @@ class StepTime:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Return what this rank does in a step, in order of its start."""
+        """Return the events of the rank in a step, in the order of their start."""
         return self.ranks[self.coordinate].events
 
     @property
     def excess(self) -> float:
-        """Return the bytes at the peak that do not fit in the memory of the device; 0 if all do."""
+        """Return the bytes of the memory peak that exceed the memory of the device, or 0."""
         if self.capacity is None or self.memory is None:
             return 0.0
         return max(0.0, self.memory() - self.capacity)
@@ -161,19 +162,21 @@ class StepTime:
         return self.compute + self.exposed + self.bubble
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """Write the timelines of all ranks as a file for Perfetto (ui.perfetto.dev): a process for
-        each coordinate of a pipeline's axis, with a thread for compute, for waits, and for each
-        mesh axis. Events have the user's line, the module path, bytes, buckets and actions.
-        The memory of this rank is a counter, for a program of at most 20,000 ops.
+        """Write the timelines of all ranks as a file for Perfetto (ui.perfetto.dev). The trace has
+        one process for each rank of the pipeline axis, with threads for compute, for waits, and for
+        each mesh axis. Events have the user's source line, the module path, bytes, buckets and
+        actions. For a program of at most 20,000 ops, the trace shows the memory of the rank as a
+        counter.
 
         Args:
-            path: of the file, which ends in ".json" or ".json.gz".
+            path: the path of the file, which ends in ".json" or ".json.gz".
 
         Returns:
-            What was written. A timeline of more than 200,000 events is an outline, and says so.
+            A `Trace`, which describes the written file. For a timeline of more than 200,000 events,
+            the trace is only an outline.
 
         Raises:
-            ShardError: the file has another ending, or cannot be written.
+            ShardError: the path has another ending, or the file cannot be written.
 
         Source: the trace event format of Chrome.
         """
@@ -227,7 +230,7 @@ class StepTime:
         return [f"  operations     {self.flops:>10.3g}, MFU {self.mfu:.1%}, HFU {self.hfu:.1%}"]
 
     def out_of_memory_line(self) -> list[str]:
-        """Return a line if the peak does not fit in the memory of the device."""
+        """Return a line of text if the memory peak exceeds the memory of the device."""
         excess = self.excess
         if not excess:
             return []

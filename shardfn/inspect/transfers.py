@@ -35,11 +35,11 @@ CHEAPEST = "no strategy of its rule sends less"
 
 @attrs.frozen
 class Transfer:
-    """One collective: a value redistributed over one mesh axis.
+    """One collective that redistributes a value over one mesh axis.
 
-    `nbytes` counts as `Collective` does. `arguments` are all tensor arguments of the op, with
-    their placements before any redistribution. `native` lists placements of the argument that
-    would need no collective, with the other arguments unchanged.
+    `nbytes` counts the bytes as `Collective` does. `arguments` lists all tensor arguments of the op
+    that reads the value, with their placements before any redistribution. `native` lists the
+    placements of the value that would need no collective if the other arguments did not change.
     """
 
     kind: str
@@ -63,8 +63,8 @@ class Transfer:
 
 @attrs.frozen
 class Fallback:
-    """An op that falls back to replicated compute at one line, and the bytes that its arguments
-    cost.
+    """An op that falls back to replicated compute at one source line, and the bytes that
+    all-gathers of its arguments send.
     """
 
     op: str

@@ -1,2 +1,1 @@
-"""The processes of a distributed job: how they connect, and how they report failures to each other.
-"""
+"""The processes of a distributed job: their connection, and their reports of failures."""

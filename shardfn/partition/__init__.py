@@ -1,5 +1,4 @@
-"""Compilation stage 2, partition: turn a global Program and placements into the graph of one rank.
-"""
+"""Compilation stage 2, partition: turn a Program and placements into the graph of one rank."""
 
 from . import layout
 from .emission.emit_steps import emit, local_sizes

@@ -28,13 +28,13 @@ class Action(NamedTuple):
 
     @property
     def results(self) -> tuple[Action, ...]:
-        """The results of the action."""
+        """The results that the action computes."""
         if self.kind == "BW":
             return (self._replace(kind="B"), self._replace(kind="W"))
         return (self,)
 
     def needs(self, stages: int) -> tuple[Action, ...]:
-        """Return the results that the action reads, in a pipeline of so many stages.
+        """Return the results that the action reads, in a pipeline with the given number of stages.
 
         Example:
             >>> [str(x) for x in Action("B", 1, 0).needs(stages=3)]

@@ -19,13 +19,14 @@ UNIT_COSTS = {"F": 1.0, "B": 1.0, "W": 1.0}
 
 @attrs.frozen
 class Checked:
-    """What a schedule that passed `check` costs.
+    """The cost of a schedule that passed `check`.
 
     Args:
-        alive: for each coordinate, the most activations that it keeps at a time. One is what a
-            forward of one of its stages saves for one microbatch.
-        time: from the first action to the end of the last, if messages take none.
-        busy: for each coordinate, the time in which it computes.
+        alive: for each rank of the pipeline axis, the largest number of activations at one time.
+            One activation is everything that the forward of one stage saves for one microbatch.
+        time: the time from the start of the first action to the end of the last action, if messages
+            take no time.
+        busy: for each rank of the pipeline axis, the time in which the rank computes.
     """
 
     alive: tuple[int, ...]
@@ -34,7 +35,7 @@ class Checked:
 
     @property
     def idle(self) -> float:
-        """The share of the coordinates' time in which they wait: the bubble."""
+        """The share of the time in which the ranks of the pipeline axis wait (the bubble)."""
         return 1 - sum(self.busy) / (len(self.busy) * self.time) if self.time else 0.0
 
 

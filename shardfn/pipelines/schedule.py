@@ -136,7 +136,9 @@ class Schedule:
 
     @functools.cached_property
     def parts(self) -> bool:
-        """Whether the gradients of weights (W) stand apart from those of inputs (B)."""
+        """Whether the schedule computes the gradients of weights (W) separately from the gradients
+        of inputs (B).
+        """
         return any(action.kind == "W" for action in self.actions)
 
     @functools.cached_property
@@ -180,8 +182,8 @@ class Schedule:
 
     @functools.cached_property
     def order(self) -> str:
-        """How stages lie on n coordinates: "loop" (stage s on coordinate s mod n), "v" (two a
-        coordinate, forth and back), or "other". On one coordinate every order is "loop".
+        """The assignment of stages to n ranks: "loop" (stage s is on rank s mod n), "v" (two stages
+        per rank, up the ranks and back down), or "other". On one rank, every order is "loop".
         """
         n = self.coordinates
         homes = [self._homes.get(stage) for stage in range(self.stages)]

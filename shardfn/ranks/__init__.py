@@ -1,2 +1,1 @@
-"""The execution of unchanged torch.distributed programs, with each rank as a thread of one process.
-"""
+"""The execution of torch.distributed programs, with each rank as a thread of one process."""

@@ -1,5 +1,4 @@
-"""Tensors of a simulated world: the local tensors of all ranks, and DTensors that consist of them.
-"""
+"""Tensors of a simulated world: the local tensors of all ranks, and DTensors."""
 
 from .dtensor import SimulatedDTensor, dtensors
 from .local_tensor import (

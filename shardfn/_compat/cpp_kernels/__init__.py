@@ -1,2 +1,1 @@
-"""Inductor's C++ kernels: how shardfn joins them, compiles them once per machine, and stores them.
-"""
+"""Inductor's C++ kernels, which shardfn joins, compiles once per machine, and stores."""

@@ -24,25 +24,26 @@ def axis_track(axis: str) -> str:
 
 @attrs.frozen
 class Event:
-    """What a rank does from one time to another.
+    """One interval in the timeline of a rank.
 
     Args:
-        name: the op, or the kind of collective.
-        track: "compute", "axis dp" for collectives over dp, "exposed" while the rank waits for a
-            collective, "bubble" while it waits for other stages. The events of a track never
-            overlap. Those of "compute", "exposed" and "bubble" together fill the step.
+        name: the name of the op, or the kind of collective.
+        track: one of "compute", "axis dp" for collectives over dp, "exposed" while the rank waits
+            for a collective, and "bubble" while the rank waits for other stages. The events of a
+            track never overlap. The events of "compute", "exposed" and "bubble" together fill the
+            step.
         start: seconds from the start of the step.
-        seconds: how long it takes.
-        source: the user's line.
-        module: the path of the submodule of that line.
+        seconds: the duration of the event.
+        source: the user's source line.
+        module: the path of the submodule that runs the source line.
         axis: the mesh axis of a collective.
-        nbytes: of a collective, its full payload.
+        nbytes: the bytes of a collective.
         bucket: the number of the bucket that a collective carries.
-        action: of a pipeline, such as "F of stage 0, microbatch 3".
-        repeats: how often it stands one after the other. More than 1: the event stands for all
-            that a track does in so many runs of a loop's body.
-        read: when the rank that waits for a collective or a message goes on.
-        target: of a message, the coordinate that receives it.
+        action: the pipeline action of the event, such as "F of stage 0, microbatch 3".
+        repeats: the number of consecutive runs that the event stands for. An event with more than 1
+            run covers all work of a track in the runs of a loop body.
+        read: the time at which the rank that waits for the collective or message goes on.
+        target: for a message, the rank of the pipeline axis that receives the message.
     """
 
     name: str
@@ -61,11 +62,11 @@ class Event:
 
     @property
     def end(self) -> float:
-        """Return the time at which it ends."""
+        """Return the time at which the event ends."""
         return self.start + self.seconds
 
     def later(self, seconds: float, action: str | None) -> Event:
-        """Return the event at a later time, as part of an action."""
+        """Return a copy of the event at a later time, as part of an action."""
         return Event(
             self.name,
             self.track,

@@ -27,14 +27,14 @@ PREDICTED = "predicted: "  # how the names of processes in a merged trace begin
 
 @attrs.frozen
 class OverlayRow:
-    """A collective, or an op of one line, as predicted and as measured.
+    """The predicted and measured time of a collective, or of the ops of one source line.
 
     Args:
-        name: the op or the kind of collective, with its axis.
-        where: its module and line.
-        count: how often a step has it, as predicted.
-        predicted: seconds of all of them.
-        measured: the same of the real run, the median of its calls.
+        name: the name of the op, or the kind and axis of the collective.
+        where: the module path and the source line.
+        count: the predicted number of runs in a step.
+        predicted: the predicted seconds of all runs in a step.
+        measured: the measured seconds of all runs in a step, as the median over the calls.
     """
 
     name: str
@@ -45,12 +45,12 @@ class OverlayRow:
 
     @property
     def difference(self) -> float:
-        """Return by how many seconds it takes longer than predicted."""
+        """Return the measured seconds minus the predicted seconds."""
         return self.measured - self.predicted
 
     @property
     def ratio(self) -> float:
-        """Return the measured time as a multiple of the predicted one."""
+        """Return the measured time divided by the predicted time."""
         return self.measured / self.predicted if self.predicted else float("inf")
 
     def cells(self) -> tuple[str, ...]:
@@ -62,17 +62,17 @@ class OverlayRow:
 
 @attrs.frozen
 class Overlay:
-    """A step as predicted, and as a real run took it. Times in seconds, those of the run the
-    medians of its calls.
+    """The predicted and measured times of a step, in seconds. Measured times are medians over the
+    calls of the run.
 
     Args:
-        name: of the program.
-        hardware: the name of the model.
-        calls: how many the run has.
-        step: the whole step.
-        compute: all that is not a wait for a collective or another stage.
-        rows: of each collective and op, the largest difference first.
-        path: of the merged trace; None without one.
+        name: the name of the program.
+        hardware: the name of the hardware model.
+        calls: the number of calls in the run.
+        step: the times of the whole step.
+        compute: the times in which the rank does not wait for a collective or another stage.
+        rows: one row for each collective and op, the largest difference first.
+        path: the path of the merged trace, or None.
     """
 
     name: str

@@ -33,13 +33,14 @@ Row = dict[str, Any]  # of a trace file
 
 @attrs.frozen
 class Trace:
-    """A trace that was written.
+    """A written trace file.
 
     Args:
-        path: of the file.
-        ranks: the names of its processes: groups of ranks that do the same.
-        events: how many it has.
-        left_out: what is not drawn, in words; "" if all is.
+        path: the path of the file.
+        ranks: the names of the processes of the trace, each of which stands for ranks with equal
+            timelines.
+        events: the number of events.
+        left_out: a text about the events that the trace omits, or "".
     """
 
     path: str

@@ -1,2 +1,1 @@
-"""Pipeline stages: which rank of the pipeline axis runs which step, and the messages between ranks.
-"""
+"""Pipeline stages: the rank that runs each stage, and the messages between ranks."""

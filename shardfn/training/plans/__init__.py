@@ -1,5 +1,4 @@
-"""Placements of all parameters of a model: by patterns, by tensor parallel plans, or fully sharded.
-"""
+"""Placements of all parameters of a model: by pattern, by plan, or fully sharded."""
 
 from .by_pattern import placements
 from .fully_sharded import fsdp

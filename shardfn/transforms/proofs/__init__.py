@@ -1,2 +1,1 @@
-"""Checks of a sharded function against the plain function, and of a sharding rule against its op.
-"""
+"""Checks of sharded functions against plain functions, and of sharding rules against ops."""
