@@ -48,16 +48,18 @@ OF_UPDATES = {  # the words for gradients, and those for updates by them
 
 @attrs.frozen
 class Row:
-    """A value of a distributed step that is not that of one device.
+    """A value of the distributed step that differs from the value on one device.
 
     Args:
-        name: of the parameter, buffer, or part of the result.
-        kind: what of it: start, loss, gradient, parameter after the step, buffer, result.
+        name: the name of the parameter, buffer, or part of the result.
+        kind: the kind of value: start (initial value), loss, gradient, parameter after the step,
+            buffer, or result.
         step: the optimizer step, from 0.
-        ratio: by which it is too large on every rank; None where no number is.
+        ratio: the factor by which the value is too large on every rank, or None if there is no
+            common factor.
         difference: the largest difference of an element.
-        ranks: where it differs.
-        cause: what it looks like.
+        ranks: the ranks on which the value differs.
+        cause: the probable cause.
     """
 
     name: str
@@ -102,7 +104,7 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """True if no value differs between the distributed step and the step of one device."""
+        """Whether no value differs between the distributed step and the step on one device."""
         return not self.rows
 
     def __bool__(self) -> bool:

@@ -44,16 +44,17 @@ KINDS = {
 
 @attrs.frozen
 class ComparedValue:
-    """A value of both programs.
+    """A value that both programs compute.
 
     Args:
-        op: its name, as a program prints it.
-        line: of the user's code, `file:line`, or None.
+        op: the name of the op, as in a printed program.
+        line: the user's source line as `file:line`, or None.
         phase: "forward" or "backward".
-        a: its dtype, shape and placements in a, as programs print them; "" where a lacks it.
-        b: the same in b.
-        difference: the largest difference of an element; None where it cannot be compared.
-        relative: the same, in units of the largest element.
+        a: the dtype, shape and placements of the value on side a, or "" if side a lacks the value.
+        b: the dtype, shape and placements of the value on side b, or "".
+        difference: the largest absolute difference of an element, or None if the values cannot be
+            compared.
+        relative: the largest difference of an element, divided by the largest element.
     """
 
     op: str
@@ -76,24 +77,25 @@ class ComparedValue:
 
 @attrs.frozen
 class OpDifference:
-    """An op at which two sides differ by more than rounding, though its inputs agree.
+    """An op whose results differ by more than rounding between the two sides, although its inputs
+    agree.
 
     Args:
-        op: its name, as a program prints it.
-        line: of the user's code, `file:line`, or None.
+        op: the name of the op, as in a printed program.
+        line: the user's source line as `file:line`, or None.
         phase: "forward" or "backward".
-        kind: "op", "replicas", "redistribute", "argument", or "program" where the programs
-            themselves differ.
-        side: "a" or "b", whose value is wrong; "both" for a difference of the programs.
-        a: dtype, shape and placements in a, as programs print them; "" where a lacks the op.
-        b: the same in b.
-        ranks: the ranks of that side that hold differing elements, or other replicas.
-        count: how many elements differ.
-        total: of so many.
-        index: of the element that differs most; None where only replicas differ.
-        got: that element on this side; of a difference of programs, in b.
-        wanted: what the op makes of its inputs there; of a difference of programs, in a.
-        how: of a redistribution: the placements before and after.
+        kind: the kind of difference: "op", "replicas", "redistribute", "argument", or, if the two
+            programs differ, "program".
+        side: the side with the wrong value, "a" or "b", or "both" if the two programs differ.
+        a: the dtype, shape and placements of the result on side a, or "" if side a lacks the op.
+        b: the dtype, shape and placements of the result on side b, or "".
+        ranks: the ranks of the wrong side that hold differing elements or replicas.
+        count: the number of elements that differ.
+        total: the number of elements of the result.
+        index: the index of the element that differs most, or None if only replicas differ.
+        got: the element at `index` on the wrong side, or on side b if the programs differ.
+        wanted: the correct element at `index`, or the element on side a if the programs differ.
+        how: the placements before and after a wrong redistribution.
     """
 
     op: str
@@ -130,16 +132,16 @@ class OpDifference:
 
 @attrs.frozen
 class Comparison:
-    """The result of `compare`. It is true if no op differs by more than rounding.
+    """The result of `compare`, whose truth value is True if no op differs by more than rounding.
 
     Args:
-        name: of the step.
-        a: what the first side is, as text.
-        b: what the second side is.
-        rows: each value of both programs, in order.
-        differences: each op that differs by more than rounding, in order.
-        only_a: the ops that only the program of a has.
-        only_b: the ops that only the program of b has.
+        name: the name of the step.
+        a: a text that describes the first side.
+        b: a text that describes the second side.
+        rows: one row for each compared value, in program order.
+        differences: the ops that differ by more than rounding, in program order.
+        only_a: the ops that only the program of side a contains.
+        only_b: the ops that only the program of side b contains.
     """
 
     name: str
@@ -157,7 +159,7 @@ class Comparison:
 
     @property
     def first(self) -> OpDifference | None:
-        """The first op that differs; None if none does."""
+        """The first op that differs, or None if no op differs."""
         return self.differences[0] if self.differences else None
 
     def __bool__(self) -> bool:
@@ -186,7 +188,7 @@ class Comparison:
     __repr__ = __str__
 
     def table(self) -> str:
-        """Every value with its largest relative difference, a line each."""
+        """A text with one line for each compared value and its largest relative difference."""
         return "\n".join(map(str, self.rows))
 
 

@@ -25,21 +25,21 @@ ROUNDINGS = 16.0  # of a value that has no differing input
 
 @attrs.frozen
 class DigestDifference:
-    """A value of two recorded runs that differs more than its inputs do.
+    """A value that differs more between two recorded runs than the inputs of its op.
 
     Args:
         call: the number of the call, from 0.
-        name: of the function that was called.
-        value: its name in the program.
-        op: its op.
-        line: of the user's code, `file:line`, or None.
+        name: the name of the called function.
+        value: the name of the value in the program.
+        op: the op that computes the value.
+        line: the user's source line as `file:line`, or None.
         phase: "forward" or "backward".
-        a: its placements in a, as text.
-        b: its placements in b.
-        difference: of norms or projections, in units of the norm; None where only the bytes of
-            local tensors can be compared.
-        inputs: the largest such difference of a value that its op reads.
-        ranks: the ranks whose bytes differ, in runs of one layout.
+        a: the placements of the value in run a, as text.
+        b: the placements of the value in run b, as text.
+        difference: the relative difference of the norms or projections, or None if only the bytes
+            of local tensors can be compared.
+        inputs: the largest relative difference of an input of the op.
+        ranks: the ranks whose bytes differ, if both runs have the same layout.
     """
 
     call: int
@@ -69,15 +69,18 @@ class DigestDifference:
 
 @attrs.frozen
 class DigestComparison:
-    """The comparison of two recorded runs. It is true if no value differs by itself.
+    """The comparison of two recorded runs, whose truth value is True if no value differs more than
+    its inputs.
 
     Args:
         a: the path of the first run.
         b: the path of the second run.
-        values: how many values were compared.
-        same: how many of them have equal bytes on all ranks.
-        differences: the values that differ more than rounding and than their inputs, in order.
-        first_bytes: the first value whose bytes differ, in runs of one layout; else None.
+        values: the number of compared values.
+        same: the number of compared values with equal bytes on all ranks.
+        differences: the values that differ by more than rounding and by more than their inputs, in
+            order.
+        first_bytes: the first value whose bytes differ, or None; always None if the layouts of the
+            runs differ.
     """
 
     a: str
@@ -89,12 +92,12 @@ class DigestComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether no value differs by itself."""
+        """Whether no value differs more than its inputs."""
         return not self.differences
 
     @property
     def first(self) -> DigestDifference | None:
-        """The first value that differs; None if none does."""
+        """The first value that differs, or None if no value differs."""
         return self.differences[0] if self.differences else None
 
     def __bool__(self) -> bool:

@@ -32,15 +32,15 @@ Watch = Callable[[int, torch.Tensor], Any]
 
 @attrs.frozen
 class TensorState:
-    """What a local tensor holds, in numbers.
+    """Statistics of the elements of a local tensor.
 
     Args:
-        type: dtype and local shape, as programs print them.
-        least: its least element that is finite; None without one.
-        most: its largest element that is finite; None without one.
-        nans: how many elements are nan.
-        infinities: how many are infinite.
-        zeros: how many are zero.
+        type: the dtype and local shape, as in a printed program.
+        least: the smallest finite element, or None.
+        most: the largest finite element, or None.
+        nans: the number of NaN elements.
+        infinities: the number of infinite elements.
+        zeros: the number of elements that are zero.
     """
 
     type: str
@@ -85,17 +85,17 @@ class OpOnRanks:
     """One op of a simulated run, with the local tensors of all ranks.
 
     Args:
-        number: its place in the run, from 0.
-        total: of so many.
-        op: its op, as programs print it: "argument" for an argument.
-        name: of its result.
-        line: of the user's code, `file:line`, or None.
+        number: the position of the op in the run, from 0.
+        total: the number of ops in the run.
+        op: the name of the op, as in a printed program, or "argument".
+        name: the name of the result.
+        line: the user's source line as `file:line`, or None.
         phase: "forward" or "backward".
-        type: dtype, global shape and placements of its result; "" where it is a part of an op.
-        values: its result on each rank; None on a rank that does not run it.
-        inputs: the local tensors that it reads on each rank, by name.
-        on_the_way: the collectives that have started and not been waited for, as text.
-        holds: the ranks on which a watch holds.
+        type: the dtype, global shape and placements of the result, or "" for a part of a larger op.
+        values: the result on each rank, or None on a rank that does not run the op.
+        inputs: the local tensors that the op reads on each rank, by name.
+        on_the_way: the collectives in flight, as text.
+        holds: the ranks on which `watch` returns True.
     """
 
     number: int
@@ -111,10 +111,10 @@ class OpOnRanks:
     holds: tuple[int, ...]
 
     def state(self, rank: int) -> TensorState | None:
-        """What one rank's result holds, in numbers; None if it is no tensor.
+        """The statistics of the result on one rank, or None if the result is not a tensor.
 
         Raises:
-            ShardError: the run has no such rank.
+            ShardError: the run does not have the rank.
         """
         accept("OpOnRanks.state", rank=rank)
         if rank >= len(self.values):
@@ -125,7 +125,7 @@ class OpOnRanks:
 
     @property
     def heading(self) -> str:
-        """Its number, name, op, type and line."""
+        """A text with the number, name, op, type and source line."""
         where = f"  # {os.path.basename(self.line)}" if self.line else ""
         late = ", backward" if self.phase == "backward" and where else ""
         typed = f": {self.type}" if self.type else ""
@@ -133,7 +133,7 @@ class OpOnRanks:
         return f"[{self.number}/{self.total}] {self.name} = {self.op}{reads}{typed}{where}{late}"
 
     def rows(self) -> list[tuple[str, str]]:
-        """For ranks whose results hold the same, their numbers and what it is."""
+        """One row for each group of ranks with equal results, with the ranks and the statistics."""
         texts: dict[str, list[int]] = {}
         for rank, x in enumerate(self.values):
             texts.setdefault(_shown(x), []).append(rank)
@@ -171,10 +171,10 @@ def _shown(x: Any) -> str:
 
 
 class InspectedRun:
-    """A simulated run, op by op, with a cursor.
+    """A record of a simulated run, op by op, with a cursor.
 
-    Iterating gives all ops; `run[k]` is one of them. `next`, `back`, `goto` and `next_stop` move
-    the cursor and return the op there.
+    Iterating over the run yields all ops, and `run[k]` is op k. `next`, `back`, `goto` and
+    `next_stop` move the cursor, and return the op at the new position.
     """
 
     def __init__(self, name: str, ops: Sequence[OpOnRanks]) -> None:
@@ -189,13 +189,13 @@ class InspectedRun:
         return self.ops[self._at]
 
     def next(self, count: int = 1) -> OpOnRanks:
-        """Move the cursor forwards; it stays at the last op."""
+        """Move the cursor forwards, at most to the last op."""
         accept("InspectedRun.next", count=count)
         self._at = min(self._at + count, len(self.ops) - 1)
         return self.here
 
     def back(self, count: int = 1) -> OpOnRanks:
-        """Move the cursor backwards; it stays at the first op."""
+        """Move the cursor backwards, at most to the first op."""
         accept("InspectedRun.back", count=count)
         self._at = max(self._at - count, 0)
         return self.here
@@ -204,11 +204,11 @@ class InspectedRun:
         """Move the cursor to an op.
 
         Args:
-            where: its number, from 0, or from -1 backwards; or what `find` takes: then the next
-                such op after the cursor, or else the first one.
+            where: the number of the op, from 0, or from -1 backwards. A text that `find` accepts
+                means the next matching op after the cursor, or else the first matching op.
 
         Raises:
-            ShardError: there is none.
+            ShardError: the run has no matching op.
         """
         accept("InspectedRun.goto", where=where)
         if isinstance(where, int):
@@ -227,13 +227,15 @@ class InspectedRun:
         return self.here
 
     def find(self, where: str) -> tuple[OpOnRanks, ...]:
-        """List the ops of a line, as `train.py:12`, of a name, as `mm_1`, or of an op, as `mm`."""
+        """List the ops of a source line (`train.py:12`), with a result name (`mm_1`), or of a kind
+        (`mm`).
+        """
         accept("InspectedRun.find", where=where)
         return tuple(op for op in self.ops if _is_at(op, where))
 
     def next_stop(self) -> OpOnRanks | None:
-        """Move the cursor to the next op at which a watch holds; None, without a move, if there is
-        none.
+        """Move the cursor to the next op for which `watch` returns True on a rank. If there is no
+        such op, return None.
         """
         later = [op for op in self.stops if op.number > self._at]
         return self.goto(later[0].number) if later else None
@@ -473,17 +475,17 @@ def _holding(
 
 @attrs.frozen(eq=False, repr=False)
 class NanFound:
-    """The first op of a run whose result has a nan.
+    """The first op of a run whose result contains a NaN.
 
     Args:
-        op: its op; "argument" for an argument that has one.
-        name: of its result.
-        line: of the user's code, `file:line`, or None.
+        op: the name of the op, or "argument" if an argument contains a NaN.
+        name: the name of the result.
+        line: the user's source line as `file:line`, or None.
         phase: "forward" or "backward".
-        type: dtype, global shape and placements of the result.
-        ranks: the ranks whose local tensor has one.
-        result: what the first of these ranks holds.
-        inputs: what the op read there, by name.
+        type: the dtype, global shape and placements of the result.
+        ranks: the ranks whose local tensor contains a NaN.
+        result: the statistics of the result on the first rank with a NaN.
+        inputs: the statistics of the inputs of the op on this rank, by name.
     """
 
     op: str

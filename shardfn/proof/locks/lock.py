@@ -27,14 +27,14 @@ FIX = "sf.lock(..., update=True), where the change is meant"
 
 @attrs.frozen(repr=False)
 class Lock:
-    """The price of a step, and how it compares with the file.
+    """The cost of a step, and the result of the comparison with the lock file.
 
     Args:
-        path: of the file.
-        price: what the step sends, holds and runs.
-        state: "written"; "equal", as far as tolerances allow; or "read", on a rank that neither
-            writes nor compares.
-        notes: fields that were not compared, and why.
+        path: the path of the lock file.
+        price: the cost of the step: its collectives, memory and ops.
+        state: the action of `lock`: "written", "equal" (within the tolerances), or "read" on a rank
+            that neither writes nor compares.
+        notes: the fields that were not compared, with the reason.
     """
 
     path: str

@@ -28,12 +28,12 @@ CONFLICT = ("<<<<<<<", "=======", ">>>>>>>")  # how version control marks lines 
 
 @attrs.frozen
 class Sent:
-    """The equal collectives of one line.
+    """The equal collectives of one source line.
 
     Args:
-        count: how often a step starts one.
-        bytes: of all payloads of a rank.
-        implicit: how many of them no placement asked for.
+        count: the number of such collectives in a step.
+        bytes: the total bytes that these collectives move on one rank.
+        implicit: the number of collectives that no placement asked for.
     """
 
     count: int
@@ -46,14 +46,14 @@ class Bucket:
     """A bucket of gradients, or of parameters.
 
     Args:
-        kind: of the collective, its reduction and its mesh axis.
-        dtype: as it is sent.
-        bytes: of the payload of a rank.
-        leaves: how many there are.
-        first: the path of the first.
-        last: the path of the last.
-        at: the op that makes its last gradient, or reads it first, with its line. A file does not
-            hold it.
+        kind: the kind, reduction and mesh axis of the collective.
+        dtype: the dtype of the data that is sent.
+        bytes: the bytes of the bucket on one rank.
+        leaves: the number of leaves.
+        first: the path of the first leaf.
+        last: the path of the last leaf.
+        at: the op that computes the last gradient of the bucket, or reads the bucket first, with
+            its source line. `at` is not in the lock file.
     """
 
     kind: str
@@ -73,27 +73,28 @@ class Bucket:
 
 @attrs.frozen(kw_only=True)
 class Price:
-    """What one rank's step sends, holds and runs. A field that is None is not known: a file of
-    another version, or one that somebody has shortened, may lack it.
+    """The cost of one rank's step: its collectives, memory and ops. A field is None if it is not
+    known, for example because the lock file lacks it.
 
     Args:
         function: the name of the transformed function.
-        mesh: its axes and their sizes.
-        device: the type of device of its tensors.
-        backend: which runs it.
-        rank: whose program it is.
-        torch: the version of torch, of which ops, kernels and closed-over tensors are.
-        hardware: the model of `ms`.
-        arguments: dtype, global shape and placements, by path.
-        closed_over: how many tensors of each such type the step closes over.
-        results: dtype, global shape and placements of the results, by path.
-        collectives: what each line sends; without buckets.
-        buckets: in their order.
-        bytes: the payloads of a rank, by kind of collective and mesh axis, buckets included.
+        mesh: the mesh axes and their sizes.
+        device: the device type of the tensors.
+        backend: the backend that runs the program.
+        rank: the rank of the program.
+        torch: the version of torch, on which ops, kernels and closed-over tensors depend.
+        hardware: the hardware model of the field `ms`.
+        arguments: the dtype, global shape and placements of the arguments, by path.
+        closed_over: the number of closed-over tensors of each dtype, shape and placement.
+        results: the dtype, global shape and placements of the results, by path.
+        collectives: the collectives of each source line, without buckets.
+        buckets: the buckets, in the order of the plan.
+        bytes: the bytes of a rank's collectives, including buckets, by kind of collective and mesh
+            axis.
         peak_bytes: the peak of a rank's memory, by program.
         ms: the predicted milliseconds of a step, by program.
-        ops: the ops that each line runs, and how often.
-        kernels: the compiled kernels, and how often a step calls each.
+        ops: the ops that each source line runs, with the number of runs.
+        kernels: the compiled kernels, with the number of calls in a step.
     """
 
     function: str | None = None
