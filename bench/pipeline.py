@@ -213,7 +213,10 @@ def on_rank(rank: int, size: int, folder: str, rounds: int, only: str | None) ->
                 dist.barrier()
                 taken[who].append(time.perf_counter() - start)
         median = {who: statistics.median(t) for who, t in taken.items()}
-        idle, predicted = measured_idle(own.run, rounds), mean_of(own.predicted_idle(here, messages))
+        idle, predicted = (
+            measured_idle(own.run, rounds),
+            mean_of(own.predicted_idle(here, messages)),
+        )
         schedule = schedule_of(name, size, MICROBATCHES, chunks)
         of_actions = idle_of_actions(own.run, schedule, rounds)
         peaks = torch.tensor([measured_peak(step) for step in steps.values()])
