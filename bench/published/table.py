@@ -206,7 +206,7 @@ MEMORY = (
         lambda: (state_bytes(8) - state_bytes(128)) / GIB,
         "GiB",
         0.1,
-        note="tensors counted in the lowered programs",
+        note="from the tensors in lowered programs",
     ),
     memory_row(
         "8B, FSDP 8, 32,768 tokens",
