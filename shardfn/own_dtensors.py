@@ -100,8 +100,13 @@ def _runs(size: int, rows: Sequence[Any]) -> list[tuple[int, int, int]] | None:
     """
     for placement, n, c in rows:
         if isinstance(placement, Zigzag):
-            chunk = size // (2 * n)
-            return [(c * chunk, chunk, 0), ((2 * n - 1 - c) * chunk, chunk, chunk)]
+            chunk, start = size // (2 * n), 0
+            chunks = [c * chunk, (2 * n - 1 - c) * chunk]
+            for other, parts, part in rows:  # of each chunk, equal ones
+                if other is not placement:
+                    chunk //= parts
+                    start += part * chunk
+            return [(first + start, chunk, i * chunk) for i, first in enumerate(chunks)]
     axes = [(n, _compat.split_factor(placement) or 1) for placement, n, _ in rows]
     span = _compat.span(size, axes, [c for *_, c in rows])
     return None if span is None else [(span[0], span[1] - span[0], 0)]

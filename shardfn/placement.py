@@ -4,6 +4,7 @@ mesh.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -361,6 +362,7 @@ def named(rows: Sequence[Sequence[str]], shape: Sequence[int], axes: MeshAxes) -
             k = axes.names.index(name)
             if blocks < 0 and axes.sizes[k] > 1 and shape[dim]:
                 marks[k] = _zigzag(dim, shape[dim], names, part, axes)
+                outer = ranks = 2 * axes.sizes[k]  # the next axes shard each of its chunks
                 continue
             if blocks > 1:
                 outer = ranks = _checked(dim, shape[dim], names, part)
@@ -390,17 +392,24 @@ def _zigzag(
     """The placement of a zigzag.
 
     Raises:
-        ValueError: the dim does not have its chunks, or another axis shards it too.
+        ValueError: an axis shards the dim before the zigzag, or the dim does not have its chunks.
     """
     name, blocks = blocks_of(part)
-    wide = [other for other in names if axes.sizes[axes.names.index(blocks_of(other)[0])] > 1]
-    if blocks != -2 or len(wide) > 1:
-        others = " and ".join(map(_written, [other for other in wide if other != part]))
+    sizes = dict(zip(axes.names, axes.sizes, strict=True))
+    wide = [other for other in names if sizes[blocks_of(other)[0]] > 1]
+    if blocks != -2 or wide[0] != part:
+        rest = [other for other in names if other != part]
         raise ValueError(
-            f"{_written(part)} shards dim {dim} together with {others}; a zigzag must be the only "
-            "axis of its dim, so shard another dim over the others"
+            f"{_written(part)} shards dim {dim} after {_written(wide[0])}; a zigzag must be the "
+            f"first axis of its dim: {_written((part, *rest))}"
         )
-    check_zigzag(dim, size, name, axes.sizes[axes.names.index(name)])
+    check_zigzag(dim, size, name, sizes[name])
+    shards = 2 * math.prod(sizes[blocks_of(other)[0]] for other in wide)
+    if size % shards:
+        raise ValueError(
+            f"{_written(tuple(names))} views dim {dim} of size {size} as {shards} equal chunks, so "
+            f"{shards} must divide it; pad it by {-size % shards}"
+        )
     return dim, 1, blocks
 
 

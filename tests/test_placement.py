@@ -121,18 +121,25 @@ REFUSED: dict[str, tuple[Any, str]] = {
             "must divide it; pad it by 2"
         ),
     ),
-    "a zigzag beside an axis": (
+    "a zigzag whose chunks another axis does not divide": (
         P((zigzag("dp"), "tp")),
         (
-            "zigzag('dp') shards dim 0 together with 'tp'; a zigzag must be the only axis of its "
-            "dim, so shard another dim over the others"
+            "(zigzag('dp'), 'tp') views dim 0 of size 4 as 12 equal chunks, so 12 must divide it; "
+            "pad it by 8"
+        ),
+    ),
+    "a zigzag after an axis": (
+        P(("tp", zigzag("dp"))),
+        (
+            "zigzag('dp') shards dim 0 after 'tp'; a zigzag must be the first axis of its dim: "
+            "(zigzag('dp'), 'tp')"
         ),
     ),
     "a zigzag beside a shard": (
         [Zigzag(0), Shard(0)],
         (
-            "zigzag('dp') shards dim 0 together with 'tp'; a zigzag must be the only axis of its "
-            "dim, so shard another dim over the others"
+            "zigzag('dp') shards dim 0 after 'tp'; a zigzag must be the first axis of its dim: "
+            "(zigzag('dp'), 'tp')"
         ),
     ),
     "a zigzag of a dim that is not there": (

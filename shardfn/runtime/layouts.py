@@ -390,7 +390,10 @@ def as_chunks(x: DTensor) -> DTensor:
     """Describe a DTensor with zigzags as one with plain chunks, whose elements are in the order in
     which the ranks hold them.
     """
-    plain = tuple(Shard(p.dim) if isinstance(p, Zigzag) else p for p in x.placements)
+    turning = {p.dim for p in x.placements if isinstance(p, Zigzag)}
+    dims = [getattr(p, "dim", None) for p in x.placements]
+    rows = zip(x.placements, dims, strict=True)
+    plain = tuple(Shard(dim) if dim in turning else p for p, dim in rows)
     spec = _compat.dtensor_spec(x.device_mesh, plain, x.shape, x.stride(), x.dtype)
     return dtensors([_compat.local_tensor(x)], [spec])[0]
 

@@ -68,6 +68,18 @@ def test_a_zigzag_is_two_blocks_of_each_rank() -> None:
             assert torch.equal(shard(x, item.index), X[row : row + 1, column : column + 1])
 
 
+def test_a_zigzag_whose_chunks_another_axis_shards_is_two_blocks_of_each_rank() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("tp", "cp"))
+        whole = torch.arange(32.0).view(8, 4)
+        x = sf.distribute(whole, mesh, P((sf.zigzag("cp"), "tp")))
+        rows = [c.offsets[0] for c in chunks(x)]
+        assert rows == [0, 6, 2, 4, 1, 7, 3, 5]
+        for item in write_items("w", x):
+            row, _ = item.index.offset
+            assert torch.equal(shard(x, item.index), whole[row : row + 1])
+
+
 def test_a_partial_value_is_refused() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch.utils._pytree import tree_leaves
 import shardfn as sf
 from shardfn import P
 
-MESHES: dict[int, tuple[dict[str, int], P]] = {
-    2: ({"cp": 2}, P(None, sf.zigzag("cp"))),
-    4: ({"dp": 2, "cp": 2}, P("dp", sf.zigzag("cp"))),
+MESHES: dict[str, tuple[dict[str, int], P]] = {
+    "2": ({"cp": 2}, P(None, sf.zigzag("cp"))),
+    "2x2": ({"dp": 2, "cp": 2}, P("dp", sf.zigzag("cp"))),
+    "2x2 one dim": ({"tp": 2, "cp": 2}, P(None, (sf.zigzag("cp"), "tp"))),
 }
 
 
@@ -36,8 +38,8 @@ def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return back, scores.softmax(-1) @ h, (h[:, 1:] - h[:, :-1]).mean()
 
 
-def results(n: int, backend: str) -> list[torch.Tensor]:
-    axes, spec = MESHES[n]
+def results(name: str, backend: str) -> list[torch.Tensor]:
+    axes, spec = MESHES[name]
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
     x, w = drawn(4, 16, 4), drawn(4, 6)
 
@@ -55,12 +57,13 @@ def results(n: int, backend: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
-@pytest.mark.parametrize("n", MESHES)
-def test_processes_compute_what_the_simulator_does(n: int, backend: str) -> None:
+@pytest.mark.parametrize("name", MESHES)
+def test_processes_compute_what_the_simulator_does(name: str, backend: str) -> None:
+    n = math.prod(MESHES[name][0].values())
     with sf.fake_world(n):
-        simulated = results(n, backend)
+        simulated = results(name, backend)
     assert len(simulated) == 7
-    for real in run_ranks(n, results, n, backend):
+    for real in run_ranks(n, results, name, backend):
         exact = 0.0 if backend == "aten" else 1e-14  # kernels round as memory is aligned
         torch.testing.assert_close(real, simulated, rtol=exact, atol=exact)
 
@@ -68,11 +71,12 @@ def test_processes_compute_what_the_simulator_does(n: int, backend: str) -> None
 X = torch.arange(96.0).reshape(4, 24)
 
 
-def saved(n: int, folder: str) -> Any:
+def saved(name: str, folder: str) -> Any:
     """Of a zigzag, saved and loaded as a zigzag and as other placements: the values, and this
     rank's shard.
     """
-    axes, spec = MESHES[n]
+    axes, spec = MESHES[name]
+    n = math.prod(axes.values())
     mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
     tree = {"x": sf.distribute(X, mesh, spec)}
     sf.save(f"{folder}/ours", tree)
@@ -91,15 +95,16 @@ def saved(n: int, folder: str) -> Any:
     return sf.full(loaded), loaded[-1]["x"].to_local()
 
 
-@pytest.mark.parametrize("n", MESHES)
-def test_a_zigzag_is_saved_and_loaded_at_any_placement(n: int, tmp_path: Path) -> None:
-    axes, spec = MESHES[n]
+@pytest.mark.parametrize("name", MESHES)
+def test_a_zigzag_is_saved_and_loaded_at_any_placement(name: str, tmp_path: Path) -> None:
+    axes, spec = MESHES[name]
+    n = math.prod(axes.values())
     with sf.fake_world(n):
         mesh = sf.make_mesh(tuple(axes.values()), tuple(axes))
         placed = sf.distribute(X, mesh, spec)
-        simulated = saved(n, str(tmp_path / "simulated"))
+        simulated = saved(name, str(tmp_path / "simulated"))
         locals_ = [placed.to_local(rank=rank) for rank in range(n)]
-    real = run_ranks(n, saved, n, str(tmp_path / "real"))
+    real = run_ranks(n, saved, name, str(tmp_path / "real"))
     for trees, _ in (simulated, *real):
         assert len(trees) == 5 and all(torch.equal(tree["x"], X) for tree in trees)
     for (_, local), wanted in zip(real, locals_, strict=True):

@@ -30,6 +30,8 @@ MESHES: dict[str, tuple[dict[str, int], P]] = {
     "2x2": ({"dp": 2, "cp": 2}, P("dp", sf.zigzag("cp"))),
     "3x2": ({"cp": 3, "dp": 2}, P("dp", sf.zigzag("cp"))),
     "2x2 features": ({"cp": 2, "tp": 2}, P(None, sf.zigzag("cp"), "tp")),
+    "2x3 one dim": ({"cp": 2, "tp": 3}, P(None, (sf.zigzag("cp"), "tp"))),
+    "2x2 one dim": ({"tp": 2, "cp": 2}, P(None, (sf.zigzag("cp"), "tp"))),
 }
 
 
@@ -147,13 +149,22 @@ def test_ops_on_each_position_keep_the_zigzag_and_send_nothing(name: str) -> Non
         assert not f.lower(x).collectives
 
 
+@pytest.mark.parametrize("name", [name for name in KEEPING if name not in ("dropout", "noise")])
+def test_they_keep_a_zigzag_whose_chunks_another_axis_shards(name: str) -> None:
+    with simulated(tp=2, cp=2) as mesh:
+        x, spec = drawn(4, LENGTH, 6), P(None, (sf.zigzag("cp"), "tp"))
+        f = sf.shard(CASES[name], mesh, spec, backend="aten")
+        assert f(x).placements == sf.distribute(x, mesh, spec).placements
+        assert not f.lower(x).collectives
+
+
 def tokens(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     numbers = (drawn(4, length + 1) * 100).long() % models.VOCAB
     return numbers[:, :-1].contiguous(), numbers[:, 1:].contiguous()
 
 
 @pytest.mark.parametrize("scheme", ["replicated", "fully_sharded"])
-@pytest.mark.parametrize("mesh", ["2", "4", "2x2", "3x2"])
+@pytest.mark.parametrize("mesh", ["2", "4", "2x2", "3x2", "2x2 one dim"])
 def test_a_step_of_a_gpt_is_that_of_one_device(mesh: str, scheme: str) -> None:
     axes, spec = MESHES[mesh]
     params = models.gpt_params()
@@ -184,7 +195,8 @@ def test_inductor_computes_what_one_device_does() -> None:
 
 
 def test_a_redistribution_holds_between_any_placements() -> None:
-    parts = (None, "cp", sf.zigzag("cp"), "tp", sf.zigzag("tp"), "cp*3", ("cp", "tp"))
+    turning = (sf.zigzag("cp"), "tp"), (sf.zigzag("tp"), "cp")
+    parts = (None, "cp", sf.zigzag("cp"), "tp", sf.zigzag("tp"), "cp*3", ("cp", "tp"), *turning)
     pairs = itertools.product(parts, parts)
     specs = [P(a, b) for a, b in pairs if not {*_axes(a)} & {*_axes(b)}]
     x = drawn(24, 24)

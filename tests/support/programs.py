@@ -221,14 +221,19 @@ class Writer:
 
     def placement(self, shape: Shape) -> sf.P:
         """Each axis cuts some dim, or none. Axes on one dim are in any order that fits it; a zigzag
-        is alone on its dim.
+        is the first, and other axes divide its chunks.
         """
         parts: list[tuple[Any, ...]] = [()] * len(shape)
         for axis in self.mesh:
             dim = self.draw(st.integers(-1, len(shape) - 1))
-            if dim < 0 or any(isinstance(p, sf.zigzag) for p in parts[dim]):
+            if dim < 0:
                 continue
             ranks = self.mesh[axis]
+            if any(isinstance(p, sf.zigzag) for p in parts[dim]):
+                names = [p.axis if isinstance(p, sf.zigzag) else p for p in parts[dim]]
+                chunks = 2 * ranks * math.prod(self.mesh[name] for name in names)
+                parts[dim] = (*parts[dim], axis) if shape[dim] % chunks == 0 else parts[dim]
+                continue
             if not parts[dim] and shape[dim] % (2 * ranks) == 0 and self.draw(st.booleans()):
                 parts[dim] = (sf.zigzag(axis),)
                 continue

@@ -54,6 +54,13 @@ def test_from_local_takes_what_to_local_gives() -> None:
         assert torch.equal(locals_[2], X[2:, [0, 1, 6, 7]])
         again = sf.from_local(locals_, mesh, [Shard(0), sf.Zigzag(1)])
         assert again.placements == x.placements and torch.equal(sf.full(again), X)
+        spec = P(None, (sf.zigzag("cp"), "dp"))
+        x = sf.distribute(X, mesh, spec)
+        locals_ = [x.to_local(rank=rank) for rank in range(4)]
+        assert torch.equal(locals_[2], X[:, [1, 7]])  # dp 1, cp 0
+        again = sf.from_local(locals_, mesh, spec)
+        assert again.placements == x.placements and torch.equal(sf.full(again), X)
+        locals_ = [sf.distribute(X, mesh, SPEC).to_local(rank=rank) for rank in range(4)]
         with pytest.raises(sf.PlacementError, match="views dim 1 of size 6 as 4 equal chunks"):
             sf.from_local([x[:, :3] for x in locals_], mesh, SPEC)
     with simulated(cp=3) as mesh:
@@ -77,7 +84,9 @@ def test_an_artefact_takes_and_returns_zigzags(backend: str, tmp_path: Path) -> 
         assert "the program is for Shard(dim=0) on dp, Zigzag(1) on cp" in str(error.value)
 
 
-@pytest.mark.parametrize(("spec", "rows"), [(SPEC, None), (P(sf.zigzag("cp")), True)])
+@pytest.mark.parametrize(
+    ("spec", "rows"), [(SPEC, None), (P(sf.zigzag("cp")), True), (P((sf.zigzag("cp"), "dp")), True)]
+)
 def test_a_loader_places_batches_as_zigzags(spec: P, rows: bool | None) -> None:
     with simulated(dp=2, cp=2) as mesh:
         data = torch.utils.data.DataLoader([*X.reshape(24, 8)], batch_size=8)

@@ -310,11 +310,14 @@ def propagated(value: Value, axes: MeshAxes) -> MeshPlacements:
 
 
 def plain(placements: MeshPlacements) -> MeshPlacements:
-    """Drop the units of shards, for a value that re-enters a loop in plain chunks, or as the zigzag
-    that a `P` says.
+    """Drop the units of shards, for a value that re-enters a loop in plain chunks, or in those of
+    the zigzag that a `P` says.
     """
+    turning = {m[0] for m in placements if isinstance(m, tuple) and m[1:] == (1, -2)}
     return tuple(
-        layout.dim_and_unit(m)[0] if isinstance(m, tuple) and m[1:] != (1, -2) else m
+        m
+        if isinstance(m, str) or layout.dim_and_unit(m)[0] in turning
+        else layout.dim_and_unit(m)[0]
         for m in placements
     )
 
