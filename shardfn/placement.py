@@ -132,11 +132,14 @@ class zigzag:
     chunks, and rank r of the n ranks holds chunks r and 2n - 1 - r.
 
     Args:
-        axis: the mesh axis. The size of the dim must be a multiple of 2n for n ranks.
+        axis: the mesh axis. The size of the dim must be a multiple of 2n for n ranks. Further axes
+            of the dim, as in `P("dp", (zigzag("cp"), "tp"))`, shard each chunk again, in equal
+            parts.
 
     Raises:
-        PlacementError: the mesh does not have the axis, or the size of the dim is not a multiple of
-            twice the number of ranks. The first use of the `P` raises the PlacementError.
+        PlacementError: the mesh does not have the axis, another axis shards the dim before the
+            zigzag, or the dim does not have the chunks. The first use of the `P` raises the
+            PlacementError.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
