@@ -50,8 +50,8 @@ all-to-all.
 - tp: On 4 ranks, the batch is replicated, and the model's own `tp_plan` places the parameters. If a
   model has no `tp_plan`, its matrices are sharded on their last dim, and its convolution kernels on
   their first dim.
-- dp x tp: On a mesh of 2 x 2, the batch is sharded on the first axis, and the parameters are sharded
-  on the second axis as in the column tp.
+- dp x tp: On a mesh of 2 x 2, the batch is sharded on the first axis, and the parameters are
+  sharded on the second axis as in the column tp.
 - 5 ranks, uneven: The parameters are fully sharded over 5 ranks, a number that divides few dims.
 - dp x ep: For models with experts, the batch is sharded on both axes. The model's own `ep_plan`
   places the experts, and tokens are sent to the ranks of their experts.
