@@ -36,7 +36,8 @@ REDUCTIONS = (*PARTIAL_KINDS, MEAN)
 
 
 class AtStage(NamedTuple):
-    """A stage of a pipeline: the coordinate that has its values, and which of its stages it is."""
+    """A pipeline stage: its rank on the pipeline axis, and its index among the stages of the rank.
+    """
 
     coordinate: int
     chunk: int = 0
@@ -56,7 +57,9 @@ def stage_of(placement: AxisPlacement) -> AtStage | None:
 
 
 class IfPartial(tuple[AxisPlacement, ...]):
-    """The placements of a result that stays Partial if it is. Else propagation chooses."""
+    """The placement of a result that may stay Partial. Sharding propagation chooses the placement
+    of a result that is not Partial.
+    """
 
     __slots__ = ()
 
@@ -94,7 +97,7 @@ class ShapeDtype:
 
 @attrs.frozen
 class Aval:
-    """The metadata of one tensor: shape, strides, dtype, device type. Hashable."""
+    """The metadata of one tensor (shape, strides, dtype, device type), as a hashable record."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -131,9 +134,9 @@ class AxisOption:
     """An option that the user set for a mesh axis.
 
     Args:
-        name: of the option.
-        axis: of the mesh.
-        value: as the user wrote it.
+        name: the name of the option.
+        axis: the mesh axis.
+        value: the value that the user wrote.
     """
 
     name: str
@@ -143,9 +146,7 @@ class AxisOption:
 
 @attrs.frozen
 class MeshAxes:
-    """A mesh as the stages see it: names, sizes and the costs of links; no ranks, no process
-    groups.
-    """
+    """A mesh without ranks and process groups: the names, sizes and link costs of its axes."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -155,12 +156,12 @@ class MeshAxes:
     options: tuple[AxisOption, ...] = attrs.field(default=(), repr=False)
 
     def option(self, name: str, axis: int) -> Any:
-        """The value of an option of an axis; None if it is not set."""
+        """The value of an option of an axis, or None if the option is not set."""
         values = (x.value for x in self.options if (x.name, x.axis) == (name, self.names[axis]))
         return next(values, None)
 
     def cost(self, axis: int) -> Cost:
-        """The cost of sending over an axis."""
+        """The cost of sending over a mesh axis."""
         return self.costs[axis] if self.costs else Cost()
 
     def __str__(self) -> str:
@@ -171,8 +172,8 @@ class MeshAxes:
 
 @attrs.frozen(eq=False)
 class Program:
-    """Stage 1's result: one functional ATen graph over global shapes. It does not depend on a
-    mesh.
+    """The result of capture: one functional ATen graph with global shapes. A Program does not
+    depend on a mesh.
     """
 
     name: str
@@ -206,9 +207,9 @@ TENSOR = type("Tensor", (), {"__repr__": lambda self: "<tensor>"})()
 
 @attrs.frozen
 class Collective:
-    """One collective of a local program.
+    """One collective of the program of one rank.
 
-    `nbytes` counts the full payload of a rank: the value reduced, or the value gathered.
+    `nbytes` counts the bytes of the reduced or gathered value of one rank.
     """
 
     kind: str
@@ -223,14 +224,14 @@ class Collective:
 
     @property
     def origin(self) -> Origin:
-        """The line and the module that it comes from."""
+        """The source line and the module path of the collective."""
         return {"source": self.source, "module": self.module}
 
 
 @attrs.frozen(eq=False)
 class LocalProgram:
-    """Stages 2 and 3's result: the graph of one rank, with explicit collectives that name their
-    mesh axis.
+    """The result of partition and schedule: the graph of one rank, with explicit collectives that
+    name their mesh axis.
     """
 
     name: str
@@ -250,7 +251,7 @@ class LocalProgram:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective and every message of a pipeline, as they start. Those of a scan are
-        repeated for each step, those of a stage for each microbatch.
+        """Every collective, and every message of a pipeline, in the order in which they start. The
+        collectives of a scan are repeated for each step, and those of a stage for each microbatch.
         """
         return tuple(self.records(self.graph))

@@ -32,8 +32,8 @@ MAX_RANKS = 2**20
 class World:
     """The ranks that take part in a program.
 
-    `kind` is real (process groups), simulated (all ranks here, true values) or fake (one rank
-    here, no values).
+    `kind` is real (process groups), simulated (all ranks in this process, with values) or fake (one
+    rank in this process, without values).
     """
 
     kind: str

@@ -61,7 +61,7 @@ from .value_checks import located
 
 @attrs.frozen(eq=False, repr=False)
 class Compiled:
-    """A program ready to run. Call it with arguments of its signature.
+    """A compiled program. Call the program with arguments of its signature.
 
     Example:
         >>> import torch, shardfn as sf
@@ -113,13 +113,13 @@ class Compiled:
 
     @property
     def memory(self) -> Memory:
-        """The peak of this rank's memory, as `lowered.memory` states it."""
+        """The memory peak of this rank, as in `lowered.memory`."""
         program = self.programs[self.placed.coordinate]
         donated = donated_places(self.placed)
         return memory_as_run(program, self.backend, donated)
 
     def run(self, leaves: list[Any]) -> Any:
-        """Run the program on leaves that have been checked already."""
+        """Run the program on leaves that were checked before."""
         try:
             if self.donation is None:
                 return self.wrap(self.execute(leaves))
@@ -175,17 +175,17 @@ class Compiled:
 
     @property
     def program(self) -> LocalProgram:
-        """This rank's program."""
+        """The program of this rank."""
         return self.programs[self.placed.coordinate]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the programs of all ranks, with closed-over tensors, to a file: `load_compiled`.
+        """Write the programs of all ranks, with closed-over tensors, to a file for `load_compiled`.
 
         Args:
-            path: of the file.
+            path: the path of the file.
 
         Raises:
-            ArtefactError: a file cannot hold the program, or cannot be written.
+            ArtefactError: the program cannot be saved, or the file cannot be written.
         """
         programs = self.programs if self.of_all is None else self.of_all()
         save_compiled(path, self, programs)
@@ -197,8 +197,8 @@ class Compiled:
 
     @property
     def code(self) -> str:
-        """The Python code that runs: Inductor's, or that of the graph. Empty in simulated and
-        fake worlds.
+        """The Python code that runs, from Inductor or from the graph, or an empty text in simulated
+        and fake worlds.
         """
         generated = _compat.generated_code(self.runner)
         return generated or torch.fx.GraphModule(torch.nn.Module(), self.program.graph).code

@@ -26,26 +26,26 @@ MOST_LETTERS = 400  # of a line
 
 @attrs.frozen(eq=False)
 class Row:
-    """A step on one mesh, in one layout. Of a pipeline each figure is that of the coordinate where
-    it is the most.
+    """The prediction for a step on one mesh, with one layout. For a pipeline, each figure is the
+    largest over the ranks of the pipeline axis.
 
     Args:
-        axes: names and sizes of the mesh.
+        axes: the names and sizes of the mesh axes.
         strategy: the name of the layout.
-        options: the keywords of the step: microbatches, remat, schedule.
-        time: of a step of one rank.
-        mfu: the share of the peak of all devices at which the model is computed, from 0 to 1.
-        memory: of one rank.
-        collectives: of one rank.
-        placements: of the arguments.
-        idle: the share of the time of all coordinates of a pipeline in which they wait for other
-            stages.
-        fullest: the coordinate of the peak, as text; "" without a pipeline.
-        limit: bytes that a rank may hold. None: not known.
-        call: the text of a call that makes this row: it defines `run`.
-        again: lowers the step.
-        warnings: what lowering the step warns of, such as compute that is replicated.
-        is_front: whether no row that fits has both less time and a lower peak, on this hardware.
+        options: the keyword arguments of the step: microbatches, remat, schedule.
+        time: the predicted time of a step of one rank.
+        mfu: the model FLOPs utilization, from 0 to 1.
+        memory: the predicted memory of one rank.
+        collectives: the collectives of one rank.
+        placements: the placements of the arguments.
+        idle: the share of the time in which the ranks of a pipeline wait for other stages.
+        fullest: the rank of the pipeline axis with the largest memory peak, as text, or "".
+        limit: the bytes that a rank may hold, or None.
+        call: the Python code of the row, which defines a function `run`.
+        again: a function that lowers the step.
+        warnings: the warnings of the lowering, such as replicated compute.
+        is_front: whether no row on the same hardware that fits in memory has both less time and a
+            lower memory peak.
     """
 
     axes: MeshAxes
@@ -71,17 +71,17 @@ class Row:
 
     @property
     def schedule(self) -> Schedule | None:
-        """Return the schedule of the pipeline; None without one."""
+        """Return the pipeline schedule, or None."""
         return self.options.get("schedule")
 
     @property
     def peak(self) -> int:
-        """Return the bytes of a rank at its peak."""
+        """Return the memory peak of a rank, in bytes."""
         return self.memory.peak
 
     @property
     def excess(self) -> float:
-        """Return the bytes of the peak above the limit; 0 if it fits."""
+        """Return the bytes of the memory peak above the limit, or 0."""
         return 0.0 if self.limit is None else max(0.0, self.peak - self.limit)
 
     @property
@@ -91,7 +91,9 @@ class Row:
 
     @functools.cached_property
     def sent_by_axis(self) -> dict[str, float]:
-        """Return the bytes that a rank sends over each mesh axis over which it sends any."""
+        """Return the bytes that a rank sends over each mesh axis, without axes over which it sends
+        nothing.
+        """
         by_axis = {
             axis: sent_bytes([c for c in self.collectives if c.axis == axis], self.axes)
             for axis in self.axes.names
@@ -99,13 +101,13 @@ class Row:
         return {axis: nbytes for axis, nbytes in by_axis.items() if nbytes}
 
     def lowered(self) -> Lowered:
-        """Lower the step of this row, from the same capture: its programs, `explain`, `memory`,
-        `time`.
+        """Lower the step of the row, without another capture, to read its program, `explain`,
+        `memory` and `time`.
         """
         return self.again()
 
     def cells(self) -> dict[str, str]:
-        """Return the row of the table, by the heads of its columns."""
+        """Return the cells of the table row, by column."""
         counts = Counter(f"{c.kind} over {c.axis}" for c in self.collectives)
         kinds = [f"{n} {kind}" for kind, n in sorted(counts.items())]
         by_axis = [f"{axis} {human_bytes(int(n))}" for axis, n in self.sent_by_axis.items()]
@@ -138,13 +140,13 @@ class Row:
 
 @attrs.frozen(eq=False)
 class Refused:
-    """A combination that cannot be, with its reason.
+    """A combination that cannot run, with the reason.
 
     Args:
-        axes: of the mesh.
+        axes: the names and sizes of the mesh axes.
         strategy: the name of the layout.
-        options: the keywords of the step.
-        why: the reason, in a line.
+        options: the keyword arguments of the step.
+        why: the reason, in one line of text.
     """
 
     axes: MeshAxes
@@ -157,7 +159,7 @@ class Refused:
         yield from (self.axes, self.why)
 
     def cells(self) -> dict[str, str]:
-        """Return what names it, by the heads of the columns."""
+        """Return the cells that name the combination, by column."""
         texts = {key: _text(x) for key, x in self.options.items()}
         return {"mesh": str(self.axes), "strategy": self.strategy, **texts}
 

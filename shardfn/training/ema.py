@@ -17,22 +17,22 @@ from .optim.trees import as_shapes, has_shapes
 
 @attrs.define(slots=False)
 class Ema:
-    """An exponential moving average over pytrees, as pure functions."""
+    """An exponential moving average of pytrees, as pure functions."""
 
     decay: float
     debias: bool
 
     @_compat.read_by_dynamo
     def init(self, params: Any) -> dict[str, Any]:
-        """The state before the first update.
+        """Return the state before the first update.
 
         Args:
-            params: a pytree of floating or complex tensors; or of ShapeDtypes, for the state as
-                ShapeDtypes.
+            params: a pytree of floating-point or complex tensors. A pytree of ShapeDtypes gives the
+                state as ShapeDtypes.
 
         Returns:
-            `{"count": 0-d int64, "average": a tree like params}`: the parameters, or zeros for
-            `debias`.
+            The state `{"count": 0-d int64, "average": a tree like params}`, with the parameters, or
+            with zeros for `debias`.
 
         Source: optax.ema.
 
@@ -53,17 +53,18 @@ class Ema:
 
     @_compat.read_by_dynamo
     def update(self, params: Any, state: dict[str, Any]) -> dict[str, Any]:
-        """The state after more parameters: average * decay + params * (1 - decay).
+        """Return the state with new parameters, with the average average * decay + params * (1 -
+        decay).
 
         Args:
             params: a pytree of tensors.
-            state: of `init` or of the update before.
+            state: the state from `init` or from the previous `update`.
 
         Returns:
             The new state.
 
         Raises:
-            TreeError: parameters unlike the average.
+            TreeError: the parameters do not match the average in structure, shape or dtype.
 
         Source: torch.optim.swa_utils.get_ema_avg_fn; optax.ema.
 
@@ -89,13 +90,13 @@ class Ema:
 
     @_compat.read_by_dynamo
     def average(self, state: dict[str, Any]) -> Any:
-        """The average of a state: divided by 1 - decay ** count for `debias`.
+        """Return the average of a state, divided by 1 - decay ** count for `debias`.
 
         Args:
-            state: of `update`.
+            state: the state from `update`.
 
         Returns:
-            A tree like the parameters.
+            A tree with the structure of the parameters.
 
         Source: Kingma and Ba, Adam (ICLR 2015), section 3; optax.ema.
 

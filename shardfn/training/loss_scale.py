@@ -20,7 +20,7 @@ State = dict[str, torch.Tensor]
 
 @attrs.define(slots=False)
 class LossScale:
-    """A scale of the loss that follows its gradients, as pure functions."""
+    """A dynamic scale of the loss, as pure functions."""
 
     initial: float
     growth: float
@@ -29,13 +29,13 @@ class LossScale:
 
     @_compat.read_by_dynamo
     def init(self, device: Any = None) -> State:
-        """The state before the first step.
+        """Return the state before the first step.
 
         Args:
-            device: of the state; by default torch's own default.
+            device: the device of the state; by default, torch's default device.
 
         Returns:
-            `{"scale": 0-d float32, "good_steps": 0-d int32}`.
+            The state `{"scale": 0-d float32, "good_steps": 0-d int32}`.
 
         Source: torch.amp.GradScaler.
 
@@ -52,14 +52,14 @@ class LossScale:
 
     @_compat.read_by_dynamo
     def scale(self, loss: torch.Tensor, state: State) -> torch.Tensor:
-        """The loss times the scale, for the function that is differentiated.
+        """Multiply the loss by the scale, in the function that is differentiated.
 
         Args:
-            loss: a floating tensor.
-            state: of `init` or of the step before.
+            loss: a floating-point tensor.
+            state: the state from `init` or from the previous step.
 
         Returns:
-            The scaled loss, float32 for a loss in float16.
+            The scaled loss, which is float32 if the loss is float16.
 
         Source: torch.amp.GradScaler.scale.
 
@@ -77,18 +77,19 @@ class LossScale:
 
     @_compat.read_by_dynamo
     def unscale(self, grads: Any, state: State) -> tuple[Any, torch.Tensor]:
-        """Gradients of the loss itself, and whether all are finite.
+        """Divide gradients by the scale, and check that all of them are finite.
 
         Args:
-            grads: gradients of the scaled loss: a pytree of floating tensors, not in float16.
-            state: that the loss was scaled with.
+            grads: the gradients of the scaled loss: a pytree of floating-point tensors, not in
+                float16.
+            state: the state with which the loss was scaled.
 
         Returns:
-            (the gradients divided by the scale, 0-d bool). The flag is the same on all ranks,
-            whichever of them holds a gradient that is not finite.
+            A tuple of the gradients divided by the scale, and a 0-d bool that is True if all
+            gradients are finite. The bool is the same on all ranks.
 
         Raises:
-            TreeError: a gradient in float16, in which small gradients become 0.
+            TreeError: a gradient is float16, in which small gradients become 0.
 
         Source: torch.amp.GradScaler.unscale_.
 
@@ -113,18 +114,18 @@ class LossScale:
 
     @_compat.read_by_dynamo
     def select(self, finite: torch.Tensor, new: Any, old: Any) -> Any:
-        """The new values of a step where gradients were finite, else the values before it.
+        """Return the new values of a step if all gradients were finite, or the old values.
 
         Args:
-            finite: of `unscale`.
+            finite: the 0-d bool from `unscale`.
             new: a pytree of tensors, such as parameters and optimizer state.
-            old: a pytree of the same structure.
+            old: a pytree with the structure of `new`.
 
         Returns:
-            A tree like new.
+            A tree with the structure of `new`.
 
         Raises:
-            TreeError: the trees differ.
+            TreeError: the structures of the trees differ.
 
         Source: jmp.select_tree; torch.amp.GradScaler.step, which skips.
 
@@ -146,12 +147,12 @@ class LossScale:
 
     @_compat.read_by_dynamo
     def update(self, state: State, finite: torch.Tensor) -> State:
-        """The state after a step: smaller where gradients were not finite, larger after
-        `interval` steps in which they were.
+        """Return the state after a step, with a smaller scale if gradients were not finite, and a
+        larger scale after `interval` steps with finite gradients.
 
         Args:
-            state: of the step.
-            finite: of `unscale`.
+            state: the state of the step.
+            finite: the 0-d bool from `unscale`.
 
         Returns:
             The new state.

@@ -22,7 +22,7 @@ from ..transforms._transformed import Transformed, name_of
 
 @attrs.define(eq=False, repr=False, slots=False)
 class MixedPrecision(Transformed):
-    """A function under `mixed_precision`."""
+    """The result of `mixed_precision`."""
 
     verb: ClassVar[str] = "mixed_precision"
     held: tuple[Callable[..., Any]]

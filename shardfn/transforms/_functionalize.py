@@ -49,7 +49,7 @@ class Shown:
 
 @attrs.define(eq=False, repr=False, slots=False)
 class Functional(Transformed):
-    """(params, buffers, *args, **kwargs) -> (result of the module, its buffers afterwards)."""
+    """A module as a pure function: (params, buffers, *args, **kwargs) -> (result, new buffers)."""
 
     verb: ClassVar[str] = "functionalize"
     leading: ClassVar[tuple[str, ...]] = ("params", "buffers")

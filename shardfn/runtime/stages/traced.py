@@ -117,7 +117,7 @@ def _traced_kinds(request: Request, arguments: Arguments, placed: Placed) -> Tra
 
 @attrs.frozen(eq=False, repr=False)
 class Traced:
-    """The global program of a function.
+    """The captured program of a function, with global shapes.
 
     Example:
         >>> import torch, shardfn as sf
@@ -146,7 +146,7 @@ class Traced:
         return self.program.show(self.program, full=True)
 
     def placements(self) -> tuple[Any, ...]:
-        """The arguments of the partition: the mesh, the placements of inputs and results, and
+        """The arguments of the partition stage: the mesh, the placements of inputs and results, and
         which inputs are unreduced gradients.
         """
         mesh, axes, name = self.placed.mesh, self.placed.axes, self.request.name
@@ -166,17 +166,17 @@ class Traced:
         first_cap: int | str | None = None,
         plan: BucketPlan | None = None,
     ) -> Lowered:
-        """Stages 2 and 3: one rank's program, scheduled.
+        """Partition and schedule the program, and return the program of one rank.
 
         Args:
-            cap: bytes at which buckets close, instead of bucketed_grad's cap.
-            first_cap: bytes at which the first bucket closes. With only cap given: 1 MiB, or
-                cap if that is less.
-            plan: buckets to use instead.
+            cap: the bytes at which buckets are closed, in place of the `cap` of `bucketed_grad`.
+            first_cap: the bytes at which the first bucket is closed. If only `cap` is given,
+                `first_cap` is 1 MiB, or `cap` if `cap` is smaller.
+            plan: a bucket plan to use in place of the caps.
 
         Raises:
-            PlacementError, RuleError: a placement that cannot be right.
-            TreeError: a plan of another program.
+            PlacementError, RuleError: a placement leads to no correct program.
+            TreeError: the plan was made for another program.
         """
         with _compat.staging(), _compat.paused_gc():
             cache.counts["partitions"] += 1
@@ -219,7 +219,7 @@ class Traced:
         return attrs.evolve(forward, halves=both, backward=backward)
 
     def halves(self, chosen: Plan) -> SplitPlan:
-        """Split the plan into the forward and the backward of a call that autograd follows."""
+        """Split the plan of a call that torch's autograd records into forward and backward."""
         results = self.program.out_leaves.count(TENSOR)
         drawn = [i for i, x in enumerate(self._inputs()) if x is ambient.PLACEHOLDER_STATE]
         return split_backward(chosen, results, drawn)
@@ -266,7 +266,7 @@ def lowered_as(traced: Traced, chosen: Plan, marks: tuple[MeshPlacements, ...]) 
 
 @attrs.frozen(eq=False, repr=False)
 class Lowered:
-    """One rank's program, with explicit collectives."""
+    """The program of one rank, with explicit collectives."""
 
     traced: Traced
     partition: Plan
@@ -281,12 +281,12 @@ class Lowered:
 
     @property
     def program(self) -> LocalProgram:
-        """This rank's program."""
+        """The program of this rank."""
         return self.programs[self.traced.placed.coordinate]
 
     @property
     def plan(self) -> BucketPlan:
-        """The bucket plan. Equal on all ranks."""
+        """The bucket plan, which is equal on all ranks."""
         return self.schedule_plan.plan
 
     @property
@@ -295,7 +295,7 @@ class Lowered:
         return self.certify(H100)
 
     def certify(self, hardware: Hardware | str) -> Certificate:
-        """The certificate of the schedule under a model of the hardware.
+        """The certificate of the schedule, with times on the given hardware.
 
         Args:
             hardware: an `sf.Hardware`, or its name, such as "H100".
@@ -312,18 +312,19 @@ class Lowered:
     def time(
         self, hardware: Hardware | str = H100, links: Mapping[str, Link] | None = None
     ) -> StepTime:
-        """The time of this rank's step, before it runs. Each op takes its arithmetic or its
-        memory traffic, whichever is longer; each collective its latency and its bytes. They
-        overlap as scheduled. With the backend "inductor" a fused kernel reads its inputs and
-        writes its results once; its time stands at its first op. As text it says so if the peak of
-        memory does not fit in a device.
+        """Predict the time of this rank's step, without running the step. Each op takes the time of
+        its arithmetic or of its memory traffic, whichever is longer. Each collective takes its
+        latency plus the time for its bytes. Ops and collectives overlap as scheduled. With the
+        backend "inductor", a fused kernel reads its inputs and writes its results once, and its
+        time is listed at its first op. The printed prediction says if the memory peak exceeds the
+        memory of the device.
 
         Args:
             hardware: an `sf.Hardware`, or its name, such as "H100".
-            links: `sf.Link`s of mesh axes, by name, in place of those of the hardware.
+            links: a dict from mesh axes to `sf.Link`s, which replace the links of the hardware.
 
         Raises:
-            ShardError: the hardware or an axis is unknown.
+            ShardError: the hardware or a mesh axis is unknown.
         """
         accept("Lowered.time", links=links)
         names = self.program.axes.names
@@ -347,13 +348,13 @@ class Lowered:
         return [self.stage(k) for k in range(self.program.axes.sizes[axis])]
 
     def stage(self, k: int) -> LocalProgram:
-        """The program of coordinate k of a pipeline's axis, at this rank's other coordinates.
+        """Return the program of another rank along the pipeline axis.
 
         Args:
-            k: the coordinate.
+            k: the index of the rank on the pipeline axis.
 
         Raises:
-            ShardError: nothing is on stages, or the axis has no such coordinate.
+            ShardError: no value is on a stage, or the pipeline axis does not have rank k.
         """
         accept("Lowered.stage", k=k)
         axis = self.partition.stage_axis
@@ -384,32 +385,34 @@ class Lowered:
 
     @property
     def memory(self) -> Memory:
-        """The peak of this rank's memory, and what is alive there. Recomputed at each access."""
+        """The memory peak of this rank, and the tensors that are alive at the peak. Each access
+        computes `memory` again.
+        """
         donated = donated_places(self.traced.placed)
         return memory_as_run(self.program, self.traced.request.backend, donated)
 
     @property
     def placements(self) -> ArgumentPlacements:
-        """The placements of the arguments, as text that can be pasted, and as a table."""
+        """The placements of the arguments, which print as a table and as text to paste."""
         return argument_placements(self.traced.placed)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Every collective and every message of a pipeline, as they start. Those of a scan are
-        repeated for each step, those of a stage for each microbatch.
+        """Every collective, and every message of a pipeline, in the order in which they start. The
+        collectives of a scan are repeated for each step, and those of a stage for each microbatch.
         """
         return self.program.collectives
 
     def explain(self) -> Explanation:
-        """Every collective as a table, as `sf.explain` gives it: with bytes, axis, bucket, line and
-        module. Of the backward too, where autograd follows the call.
+        """Every collective as a table, as in `sf.explain`, with bytes, mesh axis, bucket, source
+        line and module path. If torch's autograd records the call, the table includes the backward.
         """
         return explanation([half.program for half in self._halves()], self.plan)
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """Every collective of the plan with its reader and the other strategies. Recomputed at
-        each access.
+        """Every collective of the plan, with the op that reads the result, and the other strategies
+        of the op. Each access computes `transfers` again.
         """
         traced, advice = self.traced, self.partition.advice
         weighed = weighed_strategies(traced.program, *traced.placements(), advice=advice)
@@ -426,8 +429,8 @@ class Lowered:
         return fallbacks(self.transfers)
 
     def verbose(self, rank: int = 0) -> str:
-        """Every op and transfer with placements, and with the local shapes of one rank, given
-        by its row-major index in the mesh.
+        """A text with every op and transfer, their placements, and the local shapes of one rank.
+        The rank is given by its row-major index in the mesh.
         """
         accept("Lowered.verbose", rank=rank)
         every = all_coordinates(self.traced.placed.axes)
@@ -438,17 +441,19 @@ class Lowered:
         return verbose_text(self.partition, self.traced.request.name, coordinates)
 
     def draw(self, *, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw where the arguments lie, and the memory, the time and the collectives of a step.
+        """Draw the placements of the arguments, and the memory, the time and the collectives of a
+        step.
 
         Args:
-            path: a file to write, which ends in ".png" or ".svg". None: no file.
+            path: the path of a file to write, which ends in ".png" or ".svg". Without `path`,
+                `draw` writes no file.
 
         Returns:
             The `matplotlib.figure.Figure`, as `sf.draw` returns it.
 
         Raises:
-            ShardError: the file has another ending, or matplotlib is not installed.
-            ImportError: this package lacks its room.
+            ShardError: the path has another ending, or matplotlib is not installed.
+            ImportError: the package shardfn.pictures is not installed.
         """
         found = extensions.service(extensions.Pictures)
         if found is None:
@@ -458,18 +463,19 @@ class Lowered:
     def report(
         self, *, path: str | os.PathLike[str] = "report.html", hardware: Hardware | str = H100
     ) -> Any:
-        """Write a page of the step, as `sf.report` does: its time, its memory, what it sends.
+        """Write an HTML page about the time, the memory and the communication of the step, as
+        `sf.report` does.
 
         Args:
-            path: of the page.
+            path: the path of the HTML page.
             hardware: an `sf.Hardware`, or a name such as "H100".
 
         Returns:
-            The `sf.Report`, which prints the step in a sentence.
+            The `sf.Report`, which prints as a summary.
 
         Raises:
             ShardError: the hardware is unknown, or the file cannot be written.
-            ImportError: this package lacks its room.
+            ImportError: the package shardfn.reports is not installed.
         """
         found = extensions.service(extensions.Reports)
         if found is None:
@@ -503,7 +509,7 @@ class Lowered:
         return "\n".join(program.show(program, full=True) for program in programs)
 
     def compile(self, backend: str | None = None, *, warm: bool = False) -> Compiled:
-        """Stage 4: compile the program, with `warm` in the background where the request says so."""
+        """Compile the program of this rank, in the background if `warmup` is set."""
         accept("Lowered.compile", backend=backend, warm=warm)
         traced = self.traced
         every = traced, *traced.others

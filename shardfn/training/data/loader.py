@@ -176,7 +176,7 @@ class Loader:
 
     @property
     def is_stateful(self) -> bool:
-        """True if the data source has a method `state_dict`."""
+        """Whether the data source has a method `state_dict`."""
         has_state = hasattr(self.data, "state_dict")
         can_load = hasattr(self.data, "load_state_dict")
         return has_state and can_load and not is_indexed(self.data)

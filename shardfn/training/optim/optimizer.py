@@ -21,7 +21,7 @@ BESIDE = ("the gradients", "the parameters")
 
 
 class Optim:
-    """An optimizer as two pure functions, `init` and `update`."""
+    """An optimizer as pure functions `init` and `update`."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.name = recipe, recipe.name
@@ -48,20 +48,20 @@ class Optim:
 
     @_compat.read_by_dynamo
     def init(self, params: Any, **options: Any) -> State:
-        """The state before the first step.
+        """Return the state before the first step.
 
         Args:
-            params: a pytree of tensors; or of ShapeDtypes, for the state as ShapeDtypes.
-            options: options of the first step, for an optimizer whose first state depends on
-                them, such as the `lr` of Rprop and ASGD.
+            params: a pytree of tensors. A pytree of ShapeDtypes gives the state as ShapeDtypes.
+            options: the options of the first step, if the first state depends on them, such as the
+                `lr` of Rprop and ASGD.
 
         Returns:
-            For the dotted path of each parameter a dict of tensors, such as
-            `{"w": {"step": ..., "exp_avg": ...}}`. Its structure never changes.
+            A dict from the dotted path of each parameter to a dict of tensors, such as `{"w":
+            {"step": ..., "exp_avg": ...}}`. The structure of the state never changes.
 
         Raises:
-            TreeError: an unknown option, a pattern that fits no parameter.
-            CaptureError: an optimizer that keeps something besides tensors and numbers.
+            TreeError: an option is unknown, or a pattern matches no parameter.
+            CaptureError: the state of the optimizer contains something besides tensors and numbers.
 
         Source: optax.GradientTransformation.init.
 
@@ -93,25 +93,25 @@ class Optim:
 
     @_compat.read_by_dynamo
     def update(self, params: Any, grads: Any, state: State, **options: Any) -> tuple[Any, State]:
-        """One step: `params, state = opt.update(params, grads, state, lr=lr)`.
+        """Run one optimizer step: `params, state = opt.update(params, grads, state, lr=lr)`.
 
         Args:
             params: a pytree of tensors.
-            grads: their gradients, a tree of the same structure; None for a parameter that the
-                step leaves as it is.
-            state: of `init` or of the step before.
-            options: numbers or 0-d tensors in place of those of the constructor, such as `lr`.
-                They are for the groups without one of their own; a list has one for each group.
-                A tensor that changes causes no retrace.
+            grads: the gradients, a tree with the structure of `params`, with None for parameters
+                that the step does not change.
+            state: the state from `init` or from the previous step.
+            options: numbers or 0-d tensors that replace options of the constructor, such as `lr`,
+                in all groups that do not set the option. A list has one value for each group. A new
+                value in a tensor causes no retrace.
 
         Returns:
-            (the new parameters, the new state), of the same structures. The arguments are not
-            written to.
+            A tuple of the new parameters and the new state. `update` does not write to its
+            arguments.
 
         Raises:
-            TreeError: gradients, a state or options that do not fit the parameters.
-            PlacementError: gradients on other meshes than their parameters.
-            CaptureError: inside a captured function, an optimizer that reads a value.
+            TreeError: the gradients, the state or the options do not fit the parameters.
+            PlacementError: a gradient is on another mesh than its parameter.
+            CaptureError: inside a captured function, the optimizer reads the value of a tensor.
 
         Source: torch.optim.Optimizer.step; optax.GradientTransformation.update with
             optax.apply_updates.
@@ -143,18 +143,18 @@ class Optim:
         )
 
     def state_placements(self, placements: Any, params: Any) -> dict[str, Any]:
-        """The placements of a state, for `in_placements` and `sf.distribute`: where a dim of a
-        state's tensor has the size of the parameter's, it is sharded as that.
+        """Return the placements of the optimizer state, for `in_placements` and `sf.distribute`. A
+        dim of a state tensor is sharded like the dim of the parameter if both have the same size.
 
         Args:
-            placements: of the parameters, a prefix tree of `P`s.
-            params: the parameters, or `ShapeDtype`s of theirs.
+            placements: the placements of the parameters, a prefix tree of `P`s.
+            params: the parameters, or their `ShapeDtype`s.
 
         Returns:
-            A tree like the state, with a `P` for each tensor.
+            A tree with the structure of the state, with a `P` for each tensor.
 
         Raises:
-            TreeError: placements that are not a prefix of the parameters.
+            TreeError: placements is not a prefix tree of the parameters.
 
         Source: optax's `optax.tree.map_params`, with which JAX users place a state.
 
@@ -167,17 +167,17 @@ class Optim:
         return placed_like(self.recipe.name, self.step, placements, params)
 
     def schedule(self, make: Callable[..., Any], *args: Any, **options: Any) -> Schedule:
-        """A scheduler of torch for this optimizer, whose values are tensors.
+        """Create a learning rate scheduler of torch for the optimizer, whose values are tensors.
 
         Args:
             make: a class of torch.optim.lr_scheduler, or any function of a torch optimizer that
                 returns a scheduler.
-            args: more arguments of it.
-            options: its keyword arguments.
+            args: more positional arguments of `make`.
+            options: the keyword arguments of `make`.
 
         Returns:
-            A `Schedule`: `.lr` and `.options` are the values for the next `update`, `.step()`
-            goes on by one step.
+            A `Schedule`, whose fields `.lr` and `.options` are the values for the next `update`,
+            and whose method `.step()` advances the scheduler by one step.
 
         Source: torch.optim.lr_scheduler.
 

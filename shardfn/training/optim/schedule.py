@@ -16,13 +16,13 @@ CYCLED = ("momentum", "betas")  # options that OneCycleLR and CyclicLR change to
 
 
 class Schedule:
-    """The values that a scheduler of torch gives, as 0-d tensors of float64.
+    """The values of a learning rate scheduler of torch, as 0-d float64 tensors.
 
     Args:
-        recipe: of the optimizer.
-        make: makes the scheduler, of a torch optimizer.
-        args: its further arguments.
-        options: its keyword arguments.
+        recipe: the class and options of the optimizer.
+        make: a function that returns a scheduler for a torch optimizer.
+        args: more positional arguments of `make`.
+        options: the keyword arguments of `make`.
     """
 
     def __init__(
@@ -41,19 +41,21 @@ class Schedule:
 
     @property
     def lr(self) -> Any:
-        """The learning rate: a tensor, or a list of one for each parameter group."""
+        """The learning rate: a tensor, or a list with one tensor for each parameter group."""
         return self._value("lr")
 
     @property
     def options(self) -> dict[str, Any]:
-        """All that the scheduler changes, for `opt.update(params, grads, state, **options)`."""
+        """All options that the scheduler changes, for `opt.update(params, grads, state,
+        **options)`.
+        """
         known = self.optimizer.param_groups[0]
         is_cycled = getattr(self.scheduler, "cycle_momentum", False)
         names = [name for name in CYCLED if is_cycled and name in known]
         return {name: self._value(name) for name in ("lr", *names)}
 
     def step(self, *metrics: Any) -> None:
-        """Go on by one step.
+        """Advance the scheduler by one step.
 
         Args:
             metrics: the arguments of the scheduler's own `step`, such as the loss that
@@ -72,7 +74,8 @@ class Schedule:
         self.scheduler.step(*metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The scheduler's state and the options that it has set, for `sf.save`.
+        """Return the state of the scheduler, and the options that the scheduler has set, for
+        `sf.save`.
 
         Example:
             >>> import torch, shardfn as sf
@@ -91,13 +94,13 @@ class Schedule:
         return {"scheduler": self.scheduler.state_dict(), "options": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state was taken.
+        """Continue from a saved state of the scheduler.
 
         Args:
-            state: of `state_dict`, of a schedule made in the same way.
+            state: the state that `state_dict` of an equal scheduler returned.
 
         Raises:
-            CheckpointError: of another number of parameter groups.
+            CheckpointError: the state has another number of parameter groups.
 
         Example:
             >>> import torch, shardfn as sf

@@ -23,23 +23,23 @@ from ._custom import Custom, check_pair, cotangent_of
 
 @attrs.define(eq=False, repr=False, slots=False)
 class CustomJvp(Custom):
-    """A function with a rule for forward mode, which reverse mode transposes."""
+    """A function with a custom forward-mode derivative, which reverse mode transposes."""
 
     verb: ClassVar[str] = "custom_jvp"
 
     def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Set the rule. Also works as a decorator.
+        """Set the derivative rule of the function. `defjvp` can also be used as a decorator.
 
         Args:
-            rule: (primals, tangents), two tuples like the arguments -> (result, tangent of the
-                result), linear in the tangents. The arguments of nondiff_argnums come before
-                the primals.
+            rule: a function (primals, tangents) -> (result, tangent of the result), linear in the
+                tangents. Primals and tangents are tuples like the arguments. The arguments at
+                nondiff_argnums come before the primals.
 
         Returns:
             The rule.
 
         Raises:
-            ShardError: there is a rule already.
+            ShardError: the function already has a derivative rule.
         """
         self.ruled([rule])
         return rule

@@ -23,20 +23,20 @@ from ._custom import Custom, check_pair, cotangent_of
 
 @attrs.define(eq=False, repr=False, slots=False)
 class CustomVjp(Custom):
-    """A function with a rule for reverse mode."""
+    """A function with a custom reverse-mode derivative."""
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
-        """Set the rule.
+        """Set the derivative rule of the function.
 
         Args:
-            fwd: of the function's arguments; returns (result, residuals), residuals being any
-                tree of tensors.
-            bwd: (residuals, cotangent of the result) -> a tuple with one cotangent for each
-                argument: a tree like the argument, or None for zero. The arguments of
-                nondiff_argnums come before the residuals.
+            fwd: a function of the function's arguments, which returns (result, residuals). The
+                residuals are any tree of tensors.
+            bwd: a function (residuals, cotangent of the result), which returns a tuple with one
+                cotangent for each argument. A cotangent is a tree like the argument, or None for
+                zero. The arguments at nondiff_argnums come before the residuals.
 
         Raises:
-            ShardError: there is a rule already.
+            ShardError: the function already has a derivative rule.
         """
         self.ruled([fwd, bwd])
 

@@ -24,13 +24,13 @@ from .._transformed import Transformed, name_of
 
 @attrs.frozen
 class Residual:
-    """One value that is saved for a backward.
+    """One value that the forward saves for the backward.
 
     Args:
-        shape: global shape.
-        dtype: torch dtype.
-        why: `argument x`, `constant`, `named 'h'`, or `output of aten.mm`.
-        source: `file:line` of the op; None for an argument.
+        shape: the global shape.
+        dtype: the torch dtype.
+        why: the reason, such as `argument x`, `constant`, `named 'h'`, or `output of aten.mm`.
+        source: the `file:line` of the op, or None for an argument.
     """
 
     shape: tuple[int, ...]
@@ -40,12 +40,12 @@ class Residual:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """The size of the residual, in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     @property
     def is_activation(self) -> bool:
-        """Whether it was computed by an op, as opposed to an argument or a constant."""
+        """Whether an op computed the residual, as opposed to an argument or a constant."""
         return not self.why.startswith(("argument ", "constant"))
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Residual:
 
 @attrs.frozen(repr=False)
 class Residuals:
-    """All residuals of a function. Prints as a table."""
+    """All residuals of a function, printed as a table."""
 
     name: str
     entries: tuple[Residual, ...]
@@ -70,7 +70,9 @@ class Residuals:
 
     @property
     def activation_bytes(self) -> int:
-        """The bytes of the computed residuals. Arguments and constants take no extra memory."""
+        """The bytes of the residuals that ops computed. Arguments and constants take no extra
+        memory.
+        """
         return sum(r.nbytes for r in self.entries if r.is_activation)
 
     def __iter__(self) -> Iterator[Residual]:

@@ -25,7 +25,9 @@ from ._proof import prove_gradient, prove_values
 
 @attrs.frozen(eq=False, repr=False)
 class Rule:
-    """A registered rule. `remove()`, or leaving it as a context manager, unregisters it."""
+    """A registered sharding rule. The method `remove()`, or the end of a `with` block, unregisters
+    the rule.
+    """
 
     entry: registry.Registered
     said: str
@@ -36,17 +38,17 @@ class Rule:
         return self.entry.op
 
     def check(self, *args: Any, **kwargs: Any) -> None:
-        """Prove the rule for other arguments of the op.
+        """Check the sharding rule for the given arguments of the op.
 
         Raises:
-            RuleError: a wrong strategy, with a counterexample.
+            RuleError: a strategy is wrong. The message contains a counterexample.
         """
         prove_values(self.entry.rule, self.op, args, kwargs)
         if has_derivative(self.op):
             prove_gradient(self.entry.rule, self.op, args, kwargs)
 
     def remove(self) -> None:
-        """Unregister the rule, so that the rule before it applies again."""
+        """Unregister the sharding rule, so that the previous rule of the op applies again."""
         registry.remove(self.entry)
 
     def __call__(self, call: OpCall) -> list[Choice]:

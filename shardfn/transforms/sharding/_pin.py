@@ -24,18 +24,18 @@ PINNED = "shardfn_pinned"  # of a hook: the placements that it constrains to
 
 @attrs.frozen(eq=False)
 class Pins:
-    """The constraints of one call of `pin`. `remove()`, or leaving it as a context manager,
-    takes them away.
+    """The constraints of one call of `pin`. The method `remove()`, or the end of a `with` block,
+    removes the constraints.
 
     Args:
-        paths: of the layers that have one.
+        paths: the paths of the constrained layers.
     """
 
     paths: tuple[str, ...]
     handles: tuple[Any, ...] = attrs.field(repr=False)
 
     def remove(self) -> None:
-        """Remove the hooks that hold the constraints."""
+        """Remove the constraints of the `pin` call."""
         for handle in self.handles:
             handle.remove()
 
