@@ -36,8 +36,7 @@ REDUCTIONS = (*PARTIAL_KINDS, MEAN)
 
 
 class AtStage(NamedTuple):
-    """A pipeline stage: its rank on the pipeline axis, and its index among the stages of the rank.
-    """
+    """A pipeline stage: its rank on the pipeline axis, and its index among the rank's stages."""
 
     coordinate: int
     chunk: int = 0
