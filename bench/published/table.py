@@ -249,7 +249,7 @@ MEMORY = (
         lambda: megatron.saved_bytes() / 2**20,
         "MiB",
         0.1,
-        note="in MiB; the paper's formula is 34 sbh/t",
+        note="in MiB; the formula of Korthikanti et al. is 34 sbh/t",
     ),
 )
 # 405B with sequences over cp ranks, eight of them on each group of ranks that shards parameters
