@@ -169,11 +169,11 @@ class P:
     Args:
         parts: for each tensor dim, an axis name, a tuple of names, or None. Dims without an entry
             are not sharded. The first axis of a tuple shards the dim, and the next axis shards each
-            resulting shard again. The axes in a tuple may have another order than in the mesh, if
-            torch's DTensor supports the order for the size of the dim. The entry `"tp*3"` divides
-            the dim into 3 equal blocks and shards each block over tp, as for a packed weight of
-            queries, keys and values. `sf.zigzag("cp")` shards a causal sequence so that all ranks
-            have the same amount of attention to compute.
+            resulting shard again. The axes in a tuple may have another order than in the mesh if
+            torch's DTensor supports the resulting shards. The entry `"tp*3"` divides the dim into 3
+            equal blocks and shards each block over tp, as for a packed weight of queries, keys and
+            values. `sf.zigzag("cp")` shards a causal sequence so that all ranks have the same
+            amount of attention to compute.
         stages: for a pipeline axis of the mesh, the stage that holds the tensor: a number, as in
             `P(None, "tp", pp=2)`, or an `sf.Stage`.
 

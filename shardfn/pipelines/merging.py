@@ -28,8 +28,7 @@ def merged(
     waits with W actions.
 
     `merged` simulates all ranks together, one action of each rank per step. An action can run when
-    its inputs are available, and when its rank has no message in flight to the receiving rank. So
-    the ranks of the result never wait for each other in a cycle.
+    its inputs are available, and when its rank has no message in flight to the receiving rank.
 
     Args:
         orders: for each rank along the pipeline axis, several orders of its F and B actions. All

@@ -219,10 +219,9 @@ class Schedule:
                 activations is not limited.
 
         Returns:
-            A record with `alive`, the most activations that each rank keeps; `time`, from the first
-            action to the last; `busy`, the time in which each rank computes; and `idle`, the share
-            of the time in which ranks wait. The predicted times do not include the sending of
-            messages.
+            A record with `alive` (the most activations that each rank keeps), `time` (of the whole
+            schedule), `busy` (the time in which each rank computes), and `idle` (the share of the
+            time in which ranks wait). The predicted times do not include the sending of messages.
 
         Raises:
             ScheduleError: actions are missing, repeated or in a wrong order, ranks deadlock, or a

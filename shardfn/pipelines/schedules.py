@@ -194,7 +194,7 @@ def zbv(coordinates: int, microbatches: int) -> Schedule:
 
     Returns:
         The schedule. With n ranks, if F, B and W each take the time t, each rank is idle for (n -
-        1) t, before its first action and after its last action.
+        1) t, before its first and after its last action.
 
     Raises:
         ShardError: coordinates or microbatches is below 1.

@@ -202,8 +202,7 @@ def gamma(
         key: a random key, int64 (2,).
         a: the shape parameter of the gamma distribution, above 0; a tensor is broadcast to the
             shape of the result.
-        shape: the global shape of the result, which ends in the shape of `a`; by default, the shape
-            of `a`.
+        shape: the global shape of the result, which must end in the shape of `a` (the default).
         dtype: a floating-point dtype; by default, torch's default dtype.
 
     Returns:

@@ -69,8 +69,8 @@ def sweep(
             shardfn chooses stay below the memory limit; a row with other placements that exceeds
             the limit is marked. By default, rows that exceed the memory capacity of the hardware
             are marked.
-        axis_names: the names of the axes, for meshes that are given as tuples of sizes. By default,
-            the axes are named "dp", "cp" and "tp", or `axis`, "dp" and "tp" with `pipelines`.
+        axis_names: the names of the axes, for meshes that are given as tuples of sizes. The default
+            axis names are those of `sf.plan`.
         axis: the pipeline axis of the mesh, as in `pipelined_grad`.
         planner: the planner, as in `shard`. For a large step, `planner="greedy"` takes much less
             time than the default planner.

@@ -96,7 +96,7 @@ def lock(
 
     Returns:
         A `Lock` with the fields `price` (the cost of the step), `state` ("written" or "equal") and
-        `notes` (fields that were not compared, such as the ops of another version of torch).
+        `notes` (the fields that were not compared).
 
     Raises:
         BudgetError: the cost of the step differs from the cost in the lock file. The message lists

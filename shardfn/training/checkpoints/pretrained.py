@@ -53,10 +53,8 @@ def load_safetensors(
         like: a dict of tensors, DTensors or `ShapeDtype`s (global shape) by their names in the
             files, or a tree of dicts whose keys, joined with dots, are these names. Values are
             converted to the dtypes of `like`.
-        mesh: a DeviceMesh, which may be omitted if all leaves of `like` are DTensors or ordinary
-            tensors.
-        placements: a prefix tree of placements over `like`. With the placement None, a DTensor
-            keeps its placements, and any other leaf is loaded as an ordinary tensor.
+        mesh: a DeviceMesh, as in `load`.
+        placements: a prefix tree of placements over `like`, as in `load`.
         strict: whether to raise an error if the files have tensors that `like` does not have.
 
     Returns:

@@ -55,8 +55,8 @@ def fsdp(
         mesh: a DeviceMesh.
         axis: the mesh axis, or axes, over which `fsdp` shards; by default, all axes that `base`
             does not use.
-        min_bytes: a size of the global tensor, as a number of bytes or as text such as "100KB".
-            Parameters smaller than `min_bytes` keep the placement of `base`.
+        min_bytes: the size of the global tensor below which a parameter keeps the placement of
+            `base`, as a number of bytes or as text such as "100KB".
         base: placements that `fsdp` keeps, such as those of a tensor parallel plan: a prefix tree
             over the parameters, in which None means replicated.
 

@@ -145,15 +145,15 @@ def strategy(
             "dp" for all other strategies.
         base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy`, which also gives
             the placements of the batch and of activations. The strategies "tensor" and "sequence"
-            need the placements of a tensor parallel plan in `base`, and "expert" needs the
-            placements of the experts, such as `model.ep_plan`.
-        min_bytes: a size of the global tensor, as a number of bytes or as text such as "100KB".
-            Parameters smaller than `min_bytes` are not sharded over `axis`.
+            need a tensor parallel plan in `base`, and "expert" needs the placements of the experts,
+            such as `model.ep_plan`.
+        min_bytes: the size in bytes below which a parameter is not sharded over `axis`, as in
+            `fsdp`.
         stages: for "pipeline": how the layers are divided into stages. With `stages="even"`, the
             stages hold consecutive layers of `params`, with about the same number of elements per
             stage. With `stages=sf.jit(loss_fn).trace(params, batch)`, the stages take about the
-            same time, and hold the parameters in the order in which loss_fn reads them. To choose
-            the stages, pass a dict from patterns of parameter paths to the numbers of stages.
+            same time, in the order in which loss_fn reads the parameters. To choose the stages,
+            pass a dict from patterns of parameter paths to the numbers of stages.
         chunks: for "pipeline": the number of stages on each rank along the axis.
         order: for "pipeline": how the stages lie on the n ranks of the axis. With `order="loop"`,
             stage s is on rank s mod n. With `order="v"`, which needs `chunks=2`, the stages run up

@@ -115,8 +115,8 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
 
     Returns:
         A function with the same arguments as fn. For each leaf of the value, the function returns a
-        tree with the structure of the arguments, in which each leaf has the shape of the value
-        followed by the shape of the argument. With `has_aux`, the function returns (Jacobian, aux).
+        tree of Jacobians like the arguments. A Jacobian has the shape of the value followed by the
+        shape of the argument. With `has_aux`, the function returns (Jacobian, aux).
 
     Raises:
         TreeError: argnums is not a position or a tuple of positions, or is the position of no
@@ -176,9 +176,8 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
         has_aux: whether fn also returns auxiliary data in addition to the value.
 
     Returns:
-        A function with the same arguments as fn. For each leaf of the value, the function returns a
-        tree of trees, one level for each of the two derivatives, with the structure of the
-        arguments.
+        A function with the same arguments as fn. For each leaf of the value, the function returns
+        the second derivatives as a tree of trees, in which each level is like the arguments.
 
     Raises:
         TreeError: argnums is not a position or a tuple of positions, or is the position of no

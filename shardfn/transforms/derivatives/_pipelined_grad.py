@@ -139,8 +139,8 @@ def pipelined_grad(
             tensors.
         has_aux: whether loss_fn also returns auxiliary data, a tree, in addition to the scalar.
         batch_argnums: the positions of the arguments that are batches. By default, the batches are
-            the arguments that are not differentiated. With k microbatches, microbatch i holds rows
-            i, i + k, i + 2k, ...
+            the arguments that are not differentiated. `pipelined_grad` splits batches like
+            `accumulate`.
         axis: the pipeline axis: the mesh axis over whose ranks the stages are distributed.
 
     Returns:

@@ -222,9 +222,9 @@ def shard_map(
             which means replicated. The size of a sharded dim must be divisible by the sizes of its
             mesh axes.
         out_placements: the placements of the results: a prefix tree over the result. A result that
-            is not sharded over an axis must be invariant over the axis, because it is reduced,
-            gathered, or computed from invariant values. With `Partial()` or `Partial("avg")` in
-            `out_placements`, the results of the ranks are terms of a sum or mean.
+            is not sharded over an axis must be invariant over the axis, so varying results must be
+            reduced or gathered. With `Partial()` or `Partial("avg")` in `out_placements`, the
+            results of the ranks are terms of a sum or mean.
         axis_names: the mesh axes over which fn works on local tensors. By default, fn works on
             local tensors over all axes that no enclosing `shard_map` uses. On all other axes, the
             values in fn are global tensors, and sharding propagation chooses their placements.
