@@ -1,4 +1,4 @@
-"""The check of a function's arguments against the kinds of its parameters."""
+"""The check of the arguments of public functions against the table of accepted types."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The kinds of arguments, each with its test and its words, and the kind of each parameter of
-functions and of methods.
+"""The table of accepted types. Each kind of argument has a test and an error text, and each
+parameter of a public function or method has a kind.
 """
 
 from __future__ import annotations

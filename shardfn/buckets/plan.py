@@ -1,5 +1,5 @@
-"""The bucket plan: which gradients share a collective. A value that can be printed, hashed,
-saved and edited.
+"""The bucket plan, which lists the gradients that share a collective. A bucket plan can be printed,
+hashed, saved and edited.
 """
 
 from __future__ import annotations

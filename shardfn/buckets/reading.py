@@ -1,4 +1,4 @@
-"""A bucket plan from JSON: each value is checked before a record is made of it."""
+"""The conversion of JSON to a bucket plan, with a check of each value."""
 
 from __future__ import annotations
 

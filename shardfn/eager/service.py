@@ -1,4 +1,4 @@
-"""The service of this room for the core."""
+"""The service of the package of eager DTensors for the core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over all graphs of a plan: a step inside a loop or branch counts as often as it runs."""
+"""Sums over all graphs of a plan, which count a step of a loop as often as the step runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Implicit collectives, which no placement asked for, are allowed, warned of or refused, by
-`implicit_comm`.
-"""
+"""The option `implicit_comm`, which allows, warns of or refuses implicit collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Memory`: the peak of one rank's program, and the tensors that are alive at it."""
+"""`Memory`: the memory peak of one rank's program, and the tensors that are alive at the peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service of the room of pictures for the core: pictures, and what a notebook shows."""
+"""The service of the package of pictures for the core: pictures, and the output in notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actions of a pipeline's schedule: what each computes, and which results it needs."""
+"""The actions of a pipeline schedule: what an action computes, and which results it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schedule as a grid of text: a row for each coordinate, time to the right."""
+"""A pipeline schedule as a grid of text, with a row for each rank, and time from left to right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a schedule from orders of F and B that every coordinate follows, with W in the gaps."""
+"""Construction of pipeline schedules from orders of F and B actions, with W actions in the gaps."""
 
 from __future__ import annotations
 

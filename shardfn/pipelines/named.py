@@ -1,4 +1,4 @@
-"""Schedules by name, for the stages that a program has."""
+"""Pipeline schedules by name, for the number of stages of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof that a schedule runs to its end, whatever time its messages take."""
+"""The proof that a pipeline schedule never deadlocks, however long messages take."""
 
 from __future__ import annotations
 

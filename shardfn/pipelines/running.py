@@ -1,4 +1,4 @@
-"""When each action of a schedule starts and ends."""
+"""The start and end times of the actions of a pipeline schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Schedule`: for each coordinate of a pipeline's mesh axis, in order, what it computes."""
+"""`Schedule`: for each rank of the pipeline axis, its actions in order."""
 
 from __future__ import annotations
 

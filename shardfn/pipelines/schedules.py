@@ -1,4 +1,4 @@
-"""The published schedules of pipelines, each for any number of coordinates and microbatches.
+"""The published pipeline schedules, for any number of ranks and microbatches.
 
 Example:
     >>> for schedule in (gpipe(4, 8), one_f_one_b(4, 8), zero_bubble(4, 8)):

@@ -1,4 +1,4 @@
-"""The public names of the core. The first one that is read imports this file."""
+"""The public names of the core. The first use of a public name imports this file."""
 
 from .. import debug, random
 from .._compat.versions import VERSION as __version__

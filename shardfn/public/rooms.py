@@ -1,4 +1,4 @@
-"""The public names of the rooms. The first one that is read imports this file."""
+"""The public names of the optional packages. The first use of such a name imports this file."""
 
 from ..pictures.draw import draw
 from ..proof.audits.audit import audit

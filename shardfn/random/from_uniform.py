@@ -1,4 +1,4 @@
-"""Distributions as functions of numbers that are uniform in [0, 1)."""
+"""Distributions, computed from numbers that are uniform in [0, 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the collectives of torch.distributed do: the values that each rank of a group gets."""
+"""The results of the collectives of torch.distributed for each rank of a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that take turns: one runs at a time, until it waits for what another has to do."""
+"""Threads that run one at a time, each until it waits for another thread."""
 
 from __future__ import annotations
 

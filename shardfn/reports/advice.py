@@ -1,4 +1,4 @@
-"""What to change first in a step."""
+"""Advice on what to change first in a step."""
 
 from __future__ import annotations
 

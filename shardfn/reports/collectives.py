@@ -1,5 +1,5 @@
-"""The collectives of a step by line, module and axis: their bytes, their time, and what spares
-them.
+"""The collectives of a step by source line, module and mesh axis, with their bytes, their time, and
+how to avoid them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory over a step, and what is alive at the peak, by module and line."""
+"""Memory over a step, and the tensors that are alive at the peak, by module and source line."""
 
 from __future__ import annotations
 

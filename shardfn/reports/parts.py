@@ -1,4 +1,4 @@
-"""The parts of a step: its forward, its backward, and what reduces gradients or reads them."""
+"""The parts of a step: the forward, the backward, and the ops that reduce or read gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why each collective is sent, and what spares it."""
+"""The reason for each collective, and how to avoid the collective."""
 
 from __future__ import annotations
 

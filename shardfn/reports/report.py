@@ -1,4 +1,4 @@
-"""`report`: a step before it runs, as one page."""
+"""`report`: predictions for a step on one HTML page."""
 
 from __future__ import annotations
 

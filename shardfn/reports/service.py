@@ -1,4 +1,4 @@
-"""The service of the room of reports for the core: the page of a lowered program."""
+"""The service of the package of reports for the core: the page of a lowered program."""
 
 from __future__ import annotations
 

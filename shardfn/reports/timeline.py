@@ -1,4 +1,4 @@
-"""The timeline of a step: what each rank does when, in few enough events to draw."""
+"""The timeline of a step on each rank, reduced to few enough events to draw."""
 
 from __future__ import annotations
 

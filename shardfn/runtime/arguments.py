@@ -1,7 +1,7 @@
-"""The arguments of one call: taken as programs take them, flattened once, checked, and placed.
+"""The arguments of one call, flattened once, checked and placed.
 
-`taken` flattens them, `arguments_of` adds their names and paths, `place` checks them and determines
-the placements. A stage below takes the record, and walks no tree.
+`taken` flattens the arguments, `arguments_of` adds names and paths, and `place` checks the
+arguments and determines their placements. Later stages use the resulting record, and no trees.
 """
 
 from __future__ import annotations

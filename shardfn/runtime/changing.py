@@ -1,4 +1,4 @@
-"""Warns of constants that cause a retrace at each call."""
+"""Warnings about constants that cause a retrace at each call."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stage 4's result: turns arguments into local tensors, runs the program, and wraps the
-results.
+"""The result of compilation: an object that turns arguments into local tensors, runs the program,
+and wraps the results.
 """
 
 from __future__ import annotations

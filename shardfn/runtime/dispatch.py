@@ -1,5 +1,5 @@
-"""Stage 5: the call path. For a known signature it looks the program up, runs it, and wraps the
-results.
+"""The call of a transformed function. For a known signature, the call looks up the program, runs
+it, and wraps the results.
 """
 
 from __future__ import annotations

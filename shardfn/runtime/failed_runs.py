@@ -1,4 +1,4 @@
-"""The error of a program that runs: torch's own, with a note of function, op and line."""
+"""Errors while a program runs: torch's error, with a note on the function, op and line."""
 
 from __future__ import annotations
 

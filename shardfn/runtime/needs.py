@@ -1,4 +1,4 @@
-"""What a function needs to be staged, as an attempt to stage it has found."""
+"""The way in which a function must be captured, as determined by a failed attempt."""
 
 from __future__ import annotations
 

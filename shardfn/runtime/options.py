@@ -1,4 +1,4 @@
-"""The request that a transformed function makes to the stages."""
+"""The request of a transformed function to the compilation stages."""
 
 from __future__ import annotations
 

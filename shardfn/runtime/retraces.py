@@ -1,4 +1,4 @@
-"""Why a call is staged again: the closest earlier signature, and where it differs."""
+"""The reason why a call is captured again: the closest earlier signature, and the differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The meshes that are compared, given by the sizes of their axes."""
+"""The meshes of a sweep, given by the sizes of their axes."""
 
 from __future__ import annotations
 

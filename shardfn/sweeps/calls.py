@@ -1,4 +1,4 @@
-"""The text of a call that makes a row of a sweep."""
+"""The Python code that runs the step of one row of a sweep."""
 
 from __future__ import annotations
 

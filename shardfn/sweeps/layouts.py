@@ -1,4 +1,4 @@
-"""The layouts that are compared: strategies by name, and placements of the user."""
+"""The layouts of a sweep: strategies by name, and placements of the user."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`plan`: the mesh and the placements, or the schedule of a pipeline, that are best for a function.
-It is a sweep whose placements are chosen, of what fits.
+"""`plan`: a sweep that finds the best mesh, placements or pipeline schedule for a function, within
+the memory limit.
 """
 
 from __future__ import annotations

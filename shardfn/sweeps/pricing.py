@@ -1,5 +1,5 @@
-"""The price of a step on one mesh, in one layout: lowered in a fake world, and never run. Of a
-pipeline each figure is that of the coordinate where it is the most.
+"""The predicted cost of a step on one mesh, with one layout. The step is lowered in a fake world,
+and never runs. For a pipeline, each figure is the largest over the ranks of the pipeline axis.
 """
 
 from __future__ import annotations

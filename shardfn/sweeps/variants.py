@@ -1,5 +1,5 @@
-"""The variants of a step: it is called with each number of microbatches, each policy of
-rematerialization, or each schedule of a pipeline, by keyword.
+"""The variants of a step, one for each number of microbatches, rematerialization policy and
+pipeline schedule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""clip_by_global_norm: gradients scaled down to a norm.
+"""`clip_by_global_norm`: scale gradients down to a norm.
 
 Dynamo reads this.
 """

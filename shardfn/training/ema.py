@@ -1,4 +1,4 @@
-"""ema: a moving average of parameters."""
+"""`ema`: an exponential moving average of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""loss_scale: gradients in float16 of a loss that is scaled.
+"""`loss_scale`: a dynamic scale of the loss, for gradients in float16.
 
 Dynamo reads this.
 """

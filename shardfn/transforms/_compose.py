@@ -1,4 +1,4 @@
-"""compose: a pipeline of transforms as one transform."""
+"""`compose`: several transforms as one transform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""init: the first values of a module's parameters and buffers, made where they will live."""
+"""`init`: the initial parameters and buffers of a module, created as shards on each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""jit: compile a function into one program, without placements of its own."""
+"""`jit`: compile a function into one program, for one device or for the placements of its
+arguments.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`overlay`: the predicted time of a step beside that of a real run, by collective and op."""
+"""`overlay`: the predicted time of a step next to the time of a real run, by collective and op."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The calls of a transformed function in a trace of torch.profiler: what their ops, collectives and
-waits took.
+"""The calls of a transformed function in a trace of torch.profiler, with the times of their ops,
+collectives and waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`RankTimeline`: what some ranks of a mesh do in a step, equal programs at equal times."""
+"""`RankTimeline`: the timeline of ranks that run equal programs at equal times."""
 
 from __future__ import annotations
 

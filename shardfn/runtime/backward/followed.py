@@ -1,4 +1,4 @@
-"""The tensors that autograd follows from outside of a call, through which gradients go back."""
+"""The input tensors of a call that require gradients in torch's autograd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call as one op of autograd."""
+"""A call of a compiled program as one op of torch's autograd."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The second half of a call that autograd follows: from cotangents of the results to gradients.
+"""The backward of a call that torch's autograd records: from cotangents of the results to
+gradients.
 
-The first half returns the results and the values that it saves. Autograd keeps these, as those of
-its own ops: it counts writes to them, frees them, and calls hooks on them.
+The forward returns the results and the saved values. Autograd treats the saved values like those of
+its own ops, and detects writes to them, frees them, and calls hooks on them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work of the processor in a program, which a CUDA graph does not hold."""
+"""Work of the CPU in a program, which a CUDA graph does not record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The placements that `sf.auto` stands for: chosen over the program of a call."""
+"""The choice of the placements for `sf.auto`, from the program of a call."""
 
 from __future__ import annotations
 

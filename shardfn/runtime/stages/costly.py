@@ -1,4 +1,4 @@
-"""Warnings of what is expensive in a lowered program, once for each function."""
+"""Warnings about expensive parts of a lowered program, once for each function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The capture of a call that autograd follows: the value and the gradients, as one program."""
+"""The capture of a call that torch's autograd records: value and gradients as one program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that were compiled for a call like this one: nothing is lowered or compiled twice."""
+"""The look-up of compiled programs for equal calls, so that no call is compiled twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traced, the global program of a function, and Lowered, one rank's program."""
+"""`Traced`, the captured program of a function, and `Lowered`, the program of one rank."""
 
 from __future__ import annotations
 

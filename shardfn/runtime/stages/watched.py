@@ -1,4 +1,4 @@
-"""A program that communicates, which the watchdog of a job sees."""
+"""Programs with collectives, which the watchdog of a job monitors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that runs op by op until it is compiled."""
+"""The execution of a program op by op, until the program is compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Steps that all ranks take: one that fails on a rank fails on all. Ranks tell each other JSON."""
+"""Steps of a collective function, in which a failure on one rank fails on all ranks. Ranks exchange
+JSON texts.
+"""
 
 from __future__ import annotations
 

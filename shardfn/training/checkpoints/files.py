@@ -1,4 +1,4 @@
-"""Files of safetensors."""
+"""Reading of safetensors files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""load: a checkpoint as a tree, on any mesh."""
+"""`load`: read a checkpoint as a tree, on any mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of safetensors as model hubs have them: read shard by shard, and written."""
+"""Reading and writing of safetensors folders in the format of model hubs, shard by shard."""
 
 from __future__ import annotations
 

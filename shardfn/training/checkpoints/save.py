@@ -1,4 +1,4 @@
-"""save: a tree of tensors and constants as a checkpoint."""
+"""`save`: write a tree of tensors and constants as a checkpoint."""
 
 from __future__ import annotations
 

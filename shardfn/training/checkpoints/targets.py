@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint is read into: empty, placed as the caller asks."""
+"""The empty tensors into which a checkpoint is read, with the requested placements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks exchange texts by collectives. Nothing of another process is unpickled."""
+"""The exchange of texts between ranks by collectives, without pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One save, step by step: every rank writes its own items, the first one also the metadata."""
+"""The steps of one save: every rank writes its items, and the first rank the metadata."""
 
 from __future__ import annotations
 

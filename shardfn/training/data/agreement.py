@@ -1,4 +1,4 @@
-"""Ranks compare what they read before anything runs on it."""
+"""The check that all ranks read the same batch."""
 
 from __future__ import annotations
 

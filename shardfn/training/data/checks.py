@@ -1,4 +1,4 @@
-"""Checks of what a loader is given."""
+"""Checks of the arguments of `loader`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""loader: any iterable of batches as DTensors, each rank reading its rows."""
+"""`loader`: batches of an iterable as DTensors, of which each rank reads its rows."""
 
 from __future__ import annotations
 

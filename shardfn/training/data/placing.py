@@ -1,4 +1,4 @@
-"""A batch of the host as DTensors."""
+"""The conversion of a batch to DTensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that tell whether ranks, or two runs, read the same batches."""
+"""Checksums of batches, for the check that ranks, or two runs, read the same batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of an optimizer, and of what its update is given."""
+"""Checks of an optimizer, and of the arguments of `update`."""
 
 from __future__ import annotations
 

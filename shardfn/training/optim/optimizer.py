@@ -1,4 +1,4 @@
-"""optim: an optimizer of torch as pure functions over pytrees."""
+"""`optim`: an optimizer of torch as pure functions over pytrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The placements of an optimizer's state, after those of the parameters."""
+"""The placements of an optimizer's state, which follow from those of the parameters."""
 
 from __future__ import annotations
 

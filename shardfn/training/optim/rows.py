@@ -1,4 +1,4 @@
-"""A parameter beside its gradient and its state."""
+"""The record of a parameter, its gradient and its optimizer state."""
 
 from __future__ import annotations
 

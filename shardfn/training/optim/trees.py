@@ -1,4 +1,4 @@
-"""Trees of parameters beside their gradients and their paths.
+"""Trees of parameters, paired with their gradients and paths.
 
 Dynamo reads this.
 """

@@ -1,4 +1,4 @@
-"""Patterns and parameters without a counterpart, with names that are near."""
+"""Errors for patterns without a parameter and parameters without a pattern, with similar names."""
 
 from __future__ import annotations
 

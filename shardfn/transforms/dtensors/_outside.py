@@ -1,4 +1,4 @@
-"""The tensors of one rank as DTensors of all, and back: around a call of code of one rank."""
+"""The conversion of the arguments and results of per-rank code to DTensors and back."""
 
 from __future__ import annotations
 

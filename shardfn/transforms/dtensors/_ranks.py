@@ -1,4 +1,4 @@
-"""A function as the code of one rank: its plain tensors are each rank's own, its DTensors are
+"""Per-rank code: functions whose ordinary tensors differ between ranks, and whose DTensors are
 global.
 
 Dynamo reads this.

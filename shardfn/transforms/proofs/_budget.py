@@ -1,4 +1,4 @@
-"""explain and assert_comms: the price of a call, and a budget for it."""
+"""`explain` and `assert_comms`: the collectives of a call, and a budget for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""check: the proof of Law 0 for one function and its arguments."""
+"""`check`: the comparison of a sharded function with the function on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a sharded result is not the plain one: a mean of the means of parts of other sizes."""
+"""The detection of means of means, as the reason for a wrong sharded result."""
 
 from __future__ import annotations
 

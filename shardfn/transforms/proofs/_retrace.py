@@ -1,4 +1,4 @@
-"""The reason for a retrace, asked of any transformed function."""
+"""`explain_retrace`: the reason why a transformed function is captured again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between single-device trees and DTensors: distribute, from_local, full."""
+"""Conversion between ordinary tensors and DTensors: `distribute`, `from_local`, `full`."""
 
 from __future__ import annotations
 

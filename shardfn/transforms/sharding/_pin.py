@@ -1,4 +1,4 @@
-"""pin: sharding constraints on what the layers of a module take and return.
+"""`pin`: sharding constraints on the arguments and results of the layers of a module.
 
 Dynamo reads this.
 """

@@ -1,4 +1,4 @@
-"""ragged_all_to_all: rows to other ranks or samples, as many as a tensor of counts says.
+"""`ragged_all_to_all`: send rows to other ranks or samples, with the numbers of rows in a tensor.
 
 Dynamo reads this.
 """

@@ -1,6 +1,6 @@
-"""Functions that write to the buffers of modules which they close over, such as the statistics of
-BatchNorm, or store values outside of themselves, such as activations: these are results, which
-the call writes to their places.
+"""Functions that write to closed-over buffers, such as the statistics of BatchNorm, or that store
+values in closed-over objects. The captured program returns such values as results, and the call
+stores them.
 """
 
 from __future__ import annotations
