@@ -51,7 +51,7 @@ class Saving:
             self._error = error
 
     def is_done(self) -> bool:
-        """Whether the checkpoint is complete, or writing the checkpoint has failed."""
+        """Whether writing has ended: the checkpoint is complete, or writing it has failed."""
         return not self._thread.is_alive()
 
     def finish(self) -> None:
