@@ -66,7 +66,7 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
     ),
     "one_hot": (SHAPE, "one_hot", "one_hot(x, num_classes=n)"),
     "_pack_padded_sequence": (PACKED[0], "", PACKED[1]),
-    "_ctc_loss": (SHAPE, "ctc_loss", "lengths that are tuples of numbers"),
+    "_ctc_loss": (SHAPE, "ctc_loss", "torch.nn.functional.ctc_loss"),
     "item": (READ, ".item()", "keep the value a tensor: no .item(), bool() or int()"),
     "tolist": (READ, ".tolist()", "keep the value a tensor, or pass the list as an argument"),
     "equal": (READ, "torch.equal", "(a == b).all(), which stays a tensor"),

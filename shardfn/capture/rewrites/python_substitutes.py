@@ -299,17 +299,82 @@ def ctc_loss(
 ) -> torch.Tensor:
     """F.ctc_loss, which makes a tensor of lengths that a tracer cannot see."""
     _refuse_reduction("F.ctc_loss", reduction)
-    losses = torch.ctc_loss(
-        log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity
+    by_tensors = isinstance(input_lengths, torch.Tensor) and isinstance(
+        target_lengths, torch.Tensor
     )
+    if by_tensors:
+        losses = _ctc_of_tensors(
+            log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+        )
+    else:
+        losses = torch.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, 0, zero_infinity
+        )
     if reduction != "mean":
         return losses.sum() if reduction == "sum" else losses
     lengths = (
-        target_lengths
+        target_lengths.to(losses.device).reshape(losses.shape)
         if isinstance(target_lengths, torch.Tensor)
         else torch.tensor(target_lengths, device=losses.device)
     )
     return (losses / lengths.clamp(min=1)).mean()
+
+
+def _ctc_of_tensors(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    lengths: torch.Tensor,
+    labels: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> torch.Tensor:
+    """The losses, where tensors give the lengths. All samples become equally long, with the same
+    probability: a class more pads the targets, and frames that follow those of a sample have the
+    class for each of its paddings, and a blank after each. Lengths that do not fit give NaN.
+    """
+    x = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)  # (frames, batch, classes)
+    frames, batch, classes = x.shape
+    _refuse_lengths(x, targets, lengths, labels)
+    lengths = lengths.to(x.device, torch.int64).reshape(batch)
+    counts = labels.to(x.device, torch.int64).reshape(batch)
+    widest = targets.shape[-1]
+    most = min(widest, frames + 1)  # no longer target has a probability
+    places = torch.arange(most, device=x.device).expand(batch, most)
+    if targets.dim() == 1:  # one after another
+        starts = counts.cumsum(0) - counts
+        places = (starts.unsqueeze(1) + places).clamp(max=max(widest - 1, 0))
+        rows = targets.to(x.device)[places]
+        fits = counts.sum() == widest
+    else:
+        rows = targets.to(x.device)[:, :most]
+        fits = counts <= widest
+    fits = fits & (counts >= 0) & (lengths >= 0) & (lengths <= frames)
+    is_label = torch.arange(most, device=x.device) < counts.unsqueeze(1)
+    rows = torch.where(is_label, rows, classes)  # (batch, most)
+    x = F.pad(
+        x, (0, 1, 0, 0, 0, 2 * most), value=-math.inf
+    )  # (frames + 2 most, batch, classes + 1)
+    after = torch.arange(frames + 2 * most, device=x.device).unsqueeze(1) - lengths
+    is_padding = (after % 2 == 0) & (after < 2 * (most - counts.clamp(max=most)))
+    shown = torch.where(is_padding, classes, blank).unsqueeze(-1)
+    is_shown = torch.arange(classes + 1, device=x.device) == shown
+    given = torch.where(is_shown, 0.0, -math.inf).to(x.dtype)
+    x = torch.where((after < 0).unsqueeze(-1), x, given)
+    sizes = (frames + 2 * most,) * batch, (most,) * batch
+    losses = torch.ctc_loss(x, rows, *sizes, blank, 0, zero_infinity)
+    losses = losses * torch.where(fits, 1.0, math.nan).to(x.dtype)
+    return losses if log_probs.dim() == 3 else losses.squeeze(0)
+
+
+def _refuse_lengths(x: torch.Tensor, targets: torch.Tensor, lengths: Any, labels: Any) -> None:
+    """Refuse shapes and dtypes of lengths that torch.ctc_loss refuses."""
+    for name, n in (("input_lengths", lengths), ("target_lengths", labels)):
+        if n.is_floating_point() or n.is_complex() or n.numel() != x.shape[1]:
+            got = f"{name} are {n.dtype} of shape {tuple(n.shape)}"
+            misused("F.ctc_loss", f"{got}; they are integers, one for each of {x.shape[1]} samples")
+    if targets.dim() not in (1, 2) or (targets.dim() == 2 and targets.shape[0] != x.shape[1]):
+        shape = tuple(targets.shape)
+        misused("F.ctc_loss", f"targets have shape {shape}, for {x.shape[1]} samples")
 
 
 TABLE = {

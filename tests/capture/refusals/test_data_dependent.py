@@ -91,9 +91,9 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
     ),
     "one_hot": (lambda x, i: F.one_hot(i), SHAPE.format("one_hot"), "one_hot(x, num_classes=n)"),
     "ctc_loss": (
-        lambda x, i: F.ctc_loss(x[:, None], i[:1].reshape(1, 1), i[1:2], i[1:2]),
+        lambda x, i: torch.ctc_loss(x[:, None], i[:1].reshape(1, 1), i[1:2], i[1:2]),
         SHAPE.format("ctc_loss"),
-        "lengths that are tuples of numbers",
+        "torch.nn.functional.ctc_loss",
     ),
     "pack_padded_sequence": (
         lambda x, i: pack_padded_sequence(x[:, None], i[:1]).data,

@@ -5,6 +5,7 @@ and gradient, whole and cut.
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,8 @@ A, B = (
     torch.randn(3, 5, 1, generator=G, dtype=torch.float64),
 )
 TARGETS = torch.randint(1, 5, (2, 3), generator=G)
+FRAMES, LABELS = torch.tensor([6, 5]), torch.tensor([3, 1])
+LOGITS = torch.randn(6, 2, 5, generator=G, dtype=torch.float64)
 
 CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "cov": (torch.cov, X),
@@ -62,9 +65,20 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
         ),
         X.repeat(1, 4),
     ),
-    "ctc_loss": (
-        lambda x: F.ctc_loss(x.log_softmax(-1), TARGETS, (6, 5), (3, 2)),
-        torch.randn(6, 2, 5, generator=G, dtype=torch.float64),
+    "ctc_loss": (lambda x: F.ctc_loss(x.log_softmax(-1), TARGETS, (6, 5), (3, 2)), LOGITS),
+    "ctc_loss, lengths in tensors": (
+        lambda x: F.ctc_loss(x.log_softmax(-1), TARGETS, FRAMES, LABELS),
+        LOGITS,
+    ),
+    "ctc_loss, targets one after another": (
+        lambda x: torch.nn.CTCLoss(blank=1, reduction="none")(
+            x.log_softmax(-1), torch.tensor([2, 2, 3, 0]), FRAMES, LABELS
+        ),
+        LOGITS,
+    ),
+    "ctc_loss of one sample": (
+        lambda x: F.ctc_loss(x[:, 0].log_softmax(-1), TARGETS[0, :2], FRAMES[1], LABELS[1] * 2),
+        LOGITS,
     ),
     "lstsq": (lambda a: torch.linalg.lstsq(a, B).solution, A),
     "lstsq by gels": (lambda a: torch.linalg.lstsq(a, B, driver="gels").residuals, A),
@@ -84,6 +98,22 @@ def test_a_substitute_equals_the_function_in_value_and_gradient(case: str) -> No
         )
         got = sf.full(sf.shard(sf.grad(loss), mesh, P("a"), backend="aten")(x))
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_ctc_losses_of_every_pair_of_lengths_are_torchs(zero_infinity: bool) -> None:
+    targets = torch.tensor([[1, 1, 2], [2, 4, 3]])
+    options: dict[str, Any] = {"reduction": "none", "zero_infinity": zero_infinity}
+    loss = lambda x, n, k: F.ctc_loss(x.log_softmax(-1), targets, n, k, **options)
+    ours = sf.jit(sf.value_and_grad(lambda *a: loss(*a).nan_to_num().sum()), backend="aten")
+    values = sf.jit(loss, backend="aten")
+    for n, k in itertools.product(range(1, 5), range(4)):
+        lengths = torch.tensor([n, 4]), torch.tensor([k, 3 - k])
+        leaf = LOGITS[:4].clone().requires_grad_()
+        wanted = loss(leaf, *lengths)
+        torch.testing.assert_close(values(leaf.detach(), *lengths), wanted.detach())
+        (gradient,) = torch.autograd.grad(wanted.nan_to_num().sum(), leaf)
+        torch.testing.assert_close(ours(leaf.detach(), *lengths)[1], gradient, equal_nan=True)
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="not in this torch")
@@ -136,6 +166,15 @@ STOPPED: dict[str, Callable[[torch.Tensor], Any]] = {
         window=WINDOW,
         center=False,
     ),
+    "more frames than there are": lambda x: F.ctc_loss(
+        x[:, None].expand(5, 2, 7), TARGETS, FRAMES, LABELS
+    ),
+    "more labels than there are": lambda x: F.ctc_loss(
+        x[:, None].expand(5, 2, 7), TARGETS, FRAMES - 1, LABELS + 1
+    ),
+    "labels that are left over": lambda x: F.ctc_loss(
+        x[:, None].expand(5, 2, 7), TARGETS.flatten(), FRAMES - 1, LABELS + 2
+    ),
 }
 
 
@@ -182,6 +221,14 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "frequencies": (
         lambda x: torch.istft(torch.complex(x, x)[:4], 8, window=WINDOW),
         "torch.istft: 4 frequencies for n_fft 8",
+    ),
+    "lengths that do not count": (
+        lambda x: F.ctc_loss(x[:, None].expand(5, 2, 7), TARGETS, FRAMES / 2, LABELS),
+        r"F.ctc_loss: input_lengths are torch.float32 of shape \(2,\)",
+    ),
+    "targets of other samples": (
+        lambda x: F.ctc_loss(x[:, None].expand(5, 2, 7), TARGETS[:1], FRAMES - 1, LABELS),
+        r"F.ctc_loss: targets have shape \(1, 3\), for 2 samples",
     ),
     "a spectrum": (lambda x: torch.istft(x, 8), "torch.istft: input is torch.float64"),
 }
