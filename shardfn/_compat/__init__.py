@@ -164,9 +164,11 @@ from .memory import (
     without_memory,
 )
 from .modules import (
+    BATCH_NORM,
     MODULE_OPS,
     backward_hooks_of,
     backward_pre_hooks_of,
+    batch_norm,
     buffers_of,
     forward_hooks_of,
     forward_pre_hooks_of,
@@ -255,6 +257,7 @@ __all__ = [
     "stand_in",
     "SHOWS",
     "ASKS_RANK",
+    "BATCH_NORM",
     "CACHE_DIR",
     "COMMUNICATES",
     "DATA_DEPENDENT",
@@ -312,6 +315,7 @@ __all__ = [
     "backward_of",
     "backward_pre_hooks_of",
     "base_of",
+    "batch_norm",
     "coordinates_of",
     "elements_of",
     "below_gradient",

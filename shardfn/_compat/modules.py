@@ -19,7 +19,7 @@ from torch._decomp import decompositions
 
 from .compilations import caches
 from .threads import replaced
-from .tracing import inside_transform, is_fake, is_transformed
+from .tracing import inside_transform, is_fake, is_transformed, read_by_dynamo
 
 # Private members of torch, each by a name of ours.
 parameters_of = operator.attrgetter("_parameters")
@@ -194,6 +194,37 @@ def with_numbers_as_tensors(step: types.FunctionType, *args: Any, **kwargs: Any)
     known = {**step.__globals__, "max": _maximum, "min": _minimum}
     copied = types.FunctionType(step.__code__, known, step.__name__)
     return copied(*args, **kwargs)
+
+
+BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
+# under another identity, since Dynamo reads `batch_norm` in place of BATCH_NORM
+_BATCH_NORM = types.FunctionType(BATCH_NORM.__code__, BATCH_NORM.__globals__, "forward")
+
+
+@read_by_dynamo
+def batch_norm(module: Any, input: torch.Tensor) -> torch.Tensor:
+    """_BatchNorm.forward. Without a momentum torch takes the count of batches for a number; here
+    the statistics are the mean over all batches by a tensor.
+    """
+    counts = module.training and module.track_running_stats and module.momentum is None
+    if not counts or module.num_batches_tracked is None:
+        return _BATCH_NORM(module, input)
+    module._check_input_dim(input)
+    module.num_batches_tracked.add_(1)
+    share = 1 / module.num_batches_tracked.to(torch.float64)
+    statistics = module.running_mean, module.running_var
+    mean, variance = (torch.zeros_like(x) for x in statistics)
+    out = torch.nn.functional.batch_norm(
+        input, mean, variance, module.weight, module.bias, True, 1.0, module.eps
+    )
+    for x, new in zip(statistics, (mean, variance), strict=True):
+        x.copy_(share * new + (1 - share) * x)
+    return out
+
+
+def batch_norm_run(_: Callable[..., Any], module: Any, input: torch.Tensor) -> torch.Tensor:
+    """Patch _BatchNorm.forward in a module that runs."""
+    return batch_norm(module, input)
 
 
 def applied(original: Any, module: Any, fn: Any, recurse: bool = True) -> Any:

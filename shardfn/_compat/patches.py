@@ -533,10 +533,13 @@ MODULE = (  # while a module runs that Dynamo does not trace
         is_mine=reading.is_reading,
     ),
     Patch(
-        what="torch.optim.Adafactor",
-        why="it reads the norms of tensors as numbers",
-        lost="Adafactor would make a capture fail",
-        calls={"torch.optim._adafactor:_single_tensor_adafactor": modules.with_numbers_as_tensors},
+        what="torch.optim.Adafactor, and batch norms without a momentum",
+        why="they read norms, and a count of batches, as numbers",
+        lost="Adafactor, and BatchNorm1d(n, momentum=None), would make a capture fail",
+        calls={
+            "torch.optim._adafactor:_single_tensor_adafactor": modules.with_numbers_as_tensors,
+            "torch.nn.modules.batchnorm:_BatchNorm.forward": modules.batch_norm_run,
+        },
         is_mine=reading.is_reading,
     ),
     Patch(

@@ -22,10 +22,6 @@ DRAWN = "a sample that is drawn outside, as an argument"
 FILES = {
     "torch/nn/utils/rnn.py": PACKED,
     "nn/modules/rnn.py": PACKED,
-    "torch/nn/modules/batchnorm.py": (
-        "a batch norm with momentum=None takes its count of batches for a number",
-        "momentum=0.1, or track_running_stats=False",
-    ),
     "torch/distributions/von_mises.py": (
         "VonMises draws again until enough numbers are accepted, which depends on values",
         DRAWN,

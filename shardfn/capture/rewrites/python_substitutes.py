@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from ... import _compat
 from ...errors import CaptureError
 from ...random.torch_ops import truncated_normal_
+from ..dtensors import replaced_calls
 
 GAP = 1e-11  # the smallest sum of windows that torch.istft accepts
 
@@ -389,3 +390,4 @@ TABLE = {
         {F.linear_cross_entropy: linear_cross_entropy} if hasattr(F, "linear_cross_entropy") else {}
     ),
 }
+replaced_calls.FUNCTIONS[_compat.BATCH_NORM] = _compat.batch_norm

@@ -188,7 +188,6 @@ class Packs(torch.nn.Module):
 
 
 PACK = rnn.pack_padded_sequence(X[:, None, None], [6])
-NORM = torch.nn.BatchNorm1d(2, momentum=None, dtype=X.dtype)
 RECURRENT = torch.nn.GRU(1, 2, dtype=X.dtype)
 # each file of torch whose code reads a value -> programs
 OF_FILES: dict[str, list[Callable[[Any], Any]]] = {
@@ -198,10 +197,6 @@ OF_FILES: dict[str, list[Callable[[Any], Any]]] = {
         Packs(),
     ],
     "nn/modules/rnn.py": [lambda x: RECURRENT(PACK)[0].data * x[0]],
-    "torch/nn/modules/batchnorm.py": [
-        lambda x: NORM(x.reshape(3, 2)),
-        torch.nn.Sequential(torch.nn.Unflatten(0, (3, 2)), NORM),
-    ],
     "torch/distributions/von_mises.py": [lambda x: D.VonMises(x, x + 1).sample()],
     "torch/distributions/wishart.py": [
         lambda x: D.Wishart(x[:1].sum() + 5, torch.eye(3, dtype=x.dtype)).sample()

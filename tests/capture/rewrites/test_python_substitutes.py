@@ -4,6 +4,7 @@ and gradient, whole and cut.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 import re
@@ -114,6 +115,62 @@ def test_ctc_losses_of_every_pair_of_lengths_are_torchs(zero_infinity: bool) -> 
         torch.testing.assert_close(values(leaf.detach(), *lengths), wanted.detach())
         (gradient,) = torch.autograd.grad(wanted.nan_to_num().sum(), leaf)
         torch.testing.assert_close(ours(leaf.detach(), *lengths)[1], gradient, equal_nan=True)
+
+
+BATCHES = torch.randn(3, 6, 4, generator=G, dtype=torch.float64)
+HOW: dict[str, Callable[[Any], Any]] = {
+    "jit": lambda fn: sf.jit(fn, backend="aten"),
+    "compiled": sf.jit,
+    "vmap": lambda fn: sf.vmap(fn, in_axes=(None, None, 0)),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_batch_norm_without_a_momentum_averages_over_all_batches(how: str) -> None:
+    norm = torch.nn.BatchNorm1d(4, momentum=None).double()
+    fn, params, buffers = sf.functionalize(norm)
+    call = HOW[how](fn)
+    if how == "vmap":
+        found = call(params, buffers, BATCHES)
+        single = [fn(params, buffers, x) for x in BATCHES]
+        wanted = (
+            torch.stack([y for y, _ in single]),
+            {name: torch.stack([after[name] for _, after in single]) for name in buffers},
+        )
+        torch.testing.assert_close(found, wanted)
+        return
+    for x in BATCHES:
+        y, buffers = call(params, buffers, x)
+        torch.testing.assert_close(y, norm(x))
+        torch.testing.assert_close(buffers, dict(norm.named_buffers()))
+
+
+def test_a_closed_over_batch_norm_without_a_momentum_counts_its_batches() -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, momentum=None))
+    plain, ours = layers.double(), copy.deepcopy(layers).double()
+    step = sf.jit(lambda x: ours(x).sin().sum(), backend="aten")
+    for x in BATCHES:
+        plain(x).sin().sum().backward()
+        step(x).backward()
+    torch.testing.assert_close(dict(ours.named_buffers()), dict(plain.named_buffers()))
+    gradients = [[p.grad for p in layers.parameters()] for layers in (ours, plain)]
+    torch.testing.assert_close(*gradients)
+    for layers in (plain, ours):
+        layers.eval()
+    torch.testing.assert_close(step(BATCHES[0]), plain(BATCHES[0]).sin().sum())
+
+
+def test_a_batch_norm_without_a_momentum_counts_the_batches_of_all_ranks() -> None:
+    norm = torch.nn.BatchNorm1d(4, momentum=None).double()
+    fn, params, buffers = sf.functionalize(norm)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("a",))
+        step = sf.shard(fn, mesh, (P(), P(), P("a")), backend="aten")
+        for x in BATCHES:
+            y, buffers = step(params, buffers, x)
+            torch.testing.assert_close(sf.full(y), norm(x))
+        after = {name: sf.full(x) for name, x in buffers.items()}
+    torch.testing.assert_close(after, dict(norm.named_buffers()))
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="not in this torch")
