@@ -19,7 +19,7 @@ from torch._decomp import decompositions
 
 from .compilations import caches
 from .threads import replaced
-from .tracing import inside_transform, is_fake, is_transformed, read_by_dynamo
+from .tracing import inside_transform, is_fake, is_transformed, read_by_dynamo, twin
 
 # Private members of torch, each by a name of ours.
 parameters_of = operator.attrgetter("_parameters")
@@ -174,17 +174,62 @@ def layers_of_rnn(
     return (x.transpose(0, 1) if batch_first else x), last
 
 
+PACK_ROWS, PAD_ROWS = torch._VF._pack_padded_sequence, torch._VF._pad_packed_sequence
+BY_STEP = {  # of torch's ops: the steps of a padded batch, and of packed rows
+    torch.lstm: (decompositions.lstm_impl, decompositions.lstm_data_impl),
+    torch.gru: (decompositions.gru_impl, decompositions.gru_impl_data),
+    torch.rnn_tanh: (decompositions.rnn_tanh_input, decompositions.rnn_tanh_data),
+    torch.rnn_relu: (decompositions.rnn_relu_input, decompositions.rnn_relu_data),
+}
+
+
 def recurrent(op: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return the step-by-step decomposition of torch.lstm, gru or rnn, which torch cannot vmap
-    (2.13). None for another op.
+    """Return what a module calls in place of torch.lstm, gru or rnn: the step-by-step
+    decomposition under a transform, since torch cannot vmap them (2.13), and that of packed rows.
+    None for another op.
     """
-    written: dict[Any, Callable[..., Any]] = {
-        torch.lstm: decompositions.lstm_impl,
-        torch.gru: decompositions.gru_impl,
-        torch.rnn_tanh: decompositions.rnn_tanh_input,
-        torch.rnn_relu: decompositions.rnn_relu_input,
-    }
-    return written.get(op)
+    if op not in BY_STEP:
+        return None
+
+    def by_step(*args: Any) -> Any:
+        of_padded, of_rows = BY_STEP[op]
+        if isinstance(args[3], bool):  # has_biases, where those of packed rows have parameters
+            return of_padded(*args) if inside_transform() else op(*args)
+        data, batch_sizes, *rest = args
+        return of_rows(data, [int(n) for n in batch_sizes], *rest)
+
+    return by_step
+
+
+def rows_by_step(
+    mode: str, data: torch.Tensor, counts: tuple[int, ...], hx: Any, parameters: Any, *options: Any
+) -> Any:
+    """Compute the packed rows of a module of this mode, step by step."""
+    return BY_STEP[getattr(torch, mode.lower())][1](data, list(counts), hx, parameters, *options)
+
+
+MANY = 4096  # elements of a tensor that was made from numbers
+PLACES_OF_LIMIT = tuple(
+    f"{module}:CONSTANT_NUMEL_LIMIT"
+    for module in ("torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor")
+)
+
+
+@contextlib.contextmanager
+def short_constants_known(is_mine: Callable[[], bool]) -> Iterator[None]:
+    """Have torch know the values of short tensors that a module of this thread makes from numbers,
+    such as lengths. By itself it knows those of one element.
+    """
+
+    class Limit(int):
+        def __ge__(self, count: int) -> bool:
+            return int(self) >= count or (is_mine() and count <= MANY)
+
+    with contextlib.ExitStack() as stack:
+        for place in PLACES_OF_LIMIT:
+            module, _, name = place.partition(":")
+            stack.enter_context(replaced(sys.modules[module], name, Limit))
+        yield
 
 
 def with_numbers_as_tensors(step: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
@@ -197,8 +242,7 @@ def with_numbers_as_tensors(step: types.FunctionType, *args: Any, **kwargs: Any)
 
 
 BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
-# under another identity, since Dynamo reads `batch_norm` in place of BATCH_NORM
-_BATCH_NORM = types.FunctionType(BATCH_NORM.__code__, BATCH_NORM.__globals__, "forward")
+_BATCH_NORM = twin(BATCH_NORM)
 
 
 @read_by_dynamo

@@ -428,14 +428,16 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     ),
     Patch(
         what="LSTMs and RNNs",
-        why="the LSTM of MKL-DNN has no derivative that a transform takes, and the decomposition "
-        "leaves out the dropout between layers",
-        lost="an RNN would be computed without dropout",
+        why="the LSTM of MKL-DNN has no derivative that a transform takes, the decomposition "
+        "leaves out the dropout between layers, and the lengths of packed sequences are unknown",
+        lost="an RNN would be computed without dropout, and would not take packed sequences",
         until="later than 2.13",
         calls={
             DECOMPOSITIONS + "select_one_layer_lstm_function": modules.layer_of_lstm,
             DECOMPOSITIONS + "_rnn_helper": modules.layers_of_rnn,
         },
+        enter=functools.partial(modules.short_constants_known, reading.is_reading),
+        places=modules.PLACES_OF_LIMIT,
     ),
     Patch(
         what="the user's hooks on saved tensors",

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import operator
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from unittest import mock
@@ -462,6 +463,12 @@ def custom_ops(*, of_torch: bool = True) -> list[Any]:
     every = [record for ref in OPDEFS.valuerefs() if (record := ref()) is not None]
     users = [r for r in every if not r._init_fn.__module__.startswith("torch.")]
     return every if of_torch else users
+
+
+def twin(fn: types.FunctionType) -> types.FunctionType:
+    """Return a function of torch under another identity, which Dynamo reads as it is."""
+    copied = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__)
+    return read_by_dynamo(copied)
 
 
 def read_by_dynamo(fn: Function) -> Function:

@@ -354,4 +354,4 @@ class ModuleTracing(TorchFunctionMode):
 def _substitute_of(func: Any) -> Any:
     """The function that is called in place of a function of torch."""
     substitute = python_substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
-    return substitute or (_compat.inside_transform() and _compat.recurrent(func)) or func
+    return substitute or _compat.recurrent(func) or func

@@ -20,6 +20,7 @@ from ..rewrites import (
     autograd_functions,
     decompositions,
     inner_gradients,
+    packed_sequences,
     python_substitutes,
     sparse_borders,
     sparse_matrices,
@@ -112,6 +113,7 @@ def _patched_torch(
             "capture",
             substitutes={
                 **python_substitutes.TABLE,
+                **packed_sequences.TABLE,
                 **sparse_matrices.TABLE,
                 **inner_gradients.TABLE,
                 **_compat.substitutes(),

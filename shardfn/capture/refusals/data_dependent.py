@@ -15,7 +15,8 @@ STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
 
 PACKED = (
     "the size of a packed sequence depends on values, its lengths",
-    "the padded batch: y, _ = rnn(x), torch.where(mask, y, 0), y[torch.arange(n), lengths - 1]",
+    "lengths.tolist(), outside of the function; or the padded batch: y, _ = rnn(x), "
+    "torch.where(mask, y, 0), y[torch.arange(n), lengths - 1]",
 )
 # Files of torch whose code reads values, and what it reads them for.
 DRAWN = "a sample that is drawn outside, as an argument"
@@ -113,7 +114,6 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("Could not extract specialized integer", NUMBER),
     ("raised exception KeyError(Tensor(", KEY),
     ("operator `range` with argument types ['Tensor'", NUMBER),
-    ("torch/nn/utils/rnn.py` should not be traced", None),
     # the same in torch 2.15
     ("DelayGraphBreakVariable() does not implement python_type()", NUMBER),
 )

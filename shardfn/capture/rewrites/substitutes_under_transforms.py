@@ -6,7 +6,6 @@ Dynamo reads this.
 from __future__ import annotations
 
 import math
-import types
 from typing import Any
 
 import torch
@@ -240,10 +239,7 @@ def in_place(fn: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tenso
 
 
 # F.embedding_bag, which Dynamo takes for one op, as Python that it reads
-_BAG = F.embedding_bag
-CHECKED_BAG = _compat.read_by_dynamo(
-    types.FunctionType(_BAG.__code__, _BAG.__globals__, "embedding_bag", _BAG.__defaults__)
-)
+CHECKED_BAG = _compat.twin(F.embedding_bag)
 ALWAYS = (F.one_hot, torch.bincount, "bincount", "polygamma_", F.embedding_bag, torch.embedding_bag)
 FUNCTIONS = {
     F.one_hot: one_hot,

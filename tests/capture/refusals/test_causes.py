@@ -174,7 +174,7 @@ OF_VALUES: dict[str, Callable[[Any], Any]] = {
     "_ctc_loss": lambda x: torch.ctc_loss(
         x.reshape(2, 1, 3), x[:1].long().reshape(1, 1), x[1:2].long(), x[1:2].long()
     ),
-    "_pack_padded_sequence": lambda x: rnn.pack_padded_sequence(x[:, None], [6]).data,
+    "_pack_padded_sequence": lambda x: rnn.pack_padded_sequence(x[:, None], x[:1].long()).data,
     "item": lambda x: x * x.sum().item(),
     "tolist": lambda x: x * x.tolist()[1],
     "equal": lambda x: x if torch.equal(x, x + 1) else 2 * x,
@@ -184,7 +184,7 @@ OF_VALUES: dict[str, Callable[[Any], Any]] = {
 
 class Packs(torch.nn.Module):
     def forward(self, x: Any) -> Any:
-        return rnn.pack_padded_sequence(x[:, None], torch.tensor([6])).data
+        return rnn.pack_padded_sequence(x[:, None], x[:1].long()).data
 
 
 PACK = rnn.pack_padded_sequence(X[:, None, None], [6])
@@ -193,7 +193,7 @@ RECURRENT = torch.nn.GRU(1, 2, dtype=X.dtype)
 OF_FILES: dict[str, list[Callable[[Any], Any]]] = {
     "torch/nn/utils/rnn.py": [
         lambda x: rnn.pad_packed_sequence(PACK)[0] + x[0],
-        lambda x: rnn.pack_sequence([x, x[:3]]).data,
+        lambda x: rnn.unpad_sequence(x[:, None], x[:1].long())[0],
         Packs(),
     ],
     "nn/modules/rnn.py": [lambda x: RECURRENT(PACK)[0].data * x[0]],

@@ -238,9 +238,6 @@ SIGNED: dict[str, Callable[[], Any]] = {
     "Could not extract specialized integer": jit(lambda x: torch.ones(int(x.sum()))),
     "raised exception KeyError(Tensor(": jit(lambda x: x * {1: 2}[x.sum()]),
     "operator `range` with argument types ['Tensor'": jit(lambda x: [x for _ in range(x.sum())]),
-    "torch/nn/utils/rnn.py` should not be traced": jit(
-        lambda x: torch.nn.utils.rnn.pack_padded_sequence(x[:, None], [1]).data
-    ),
 }
 
 
