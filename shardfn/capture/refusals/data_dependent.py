@@ -115,6 +115,7 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("raised exception KeyError(Tensor(", KEY),
     ("operator `range` with argument types ['Tensor'", NUMBER),
     # the same in torch 2.15
+    ("Pending unbacked symbols", None),
     ("DelayGraphBreakVariable() does not implement python_type()", NUMBER),
 )
 # Patterns for the name of the call in torch's texts: the Python function, the operator, the

@@ -308,7 +308,7 @@ def _of_unknown_cause(error: BaseException, text: str) -> tuple[str, str]:
         return f"it differentiates {match[1]}, of which torch has no derivative", DETACHED
     if "BatchedTensor(" in text:
         for sign, got, fix in OF_SAMPLES:
-            if sign in text:
+            if sign in text.replace("\\'", "'"):  # torch 2.15 quotes the error
                 return got, fix
     raised = _exception_text(text, "got") or _exception_text(text, "raised exception")
     if raised:

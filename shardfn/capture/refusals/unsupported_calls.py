@@ -216,6 +216,7 @@ SIGNS = {
     "Invalid mesh_dim_name": AXIS,
     "<class 'torch.utils.hooks.RemovableHandle'>": HOOK,
     "the function `Random.": GENERATOR,  # of Python
+    "random.seed.__self__": GENERATOR,  # the same in torch 2.15
     "Mesh dimension '": AXIS,
 }
 # Dynamo's texts of a class of C++ (torch 2.13, 2.15).

@@ -241,6 +241,15 @@ SIGNED: dict[str, Callable[[], Any]] = {
 }
 
 
+# signs of torch 2.15, each in place of one of torch 2.13
+LATER = {
+    "(Size-like symbols: u": "Pending unbacked symbols",
+    "Could not extract specialized integer": (
+        "DelayGraphBreakVariable() does not implement python_type()"
+    ),
+}
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("sign", SIGNED)
 def test_a_program_has_each_sign_of_a_value(sign: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +259,8 @@ def test_a_program_has_each_sign_of_a_value(sign: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(data_dependent, "cause_of_error", spy)
     with pytest.raises(sf.CaptureError) as caught:
         SIGNED[sign]()
-    assert any(sign in text for text in said), (said[:3], str(caught.value))
+    signs = sign, LATER.get(sign, sign)
+    assert any(sign in text for sign in signs for text in said), (said[:3], str(caught.value))
     rows = (*data_dependent.FUNCTIONS.values(), ("it branches on", ""), ("it takes", ""))
     rows = (*rows, ("the shape of an op's result", ""))
     starts = {row[0].format(what=row[1]) for row in rows}
@@ -258,5 +268,4 @@ def test_a_program_has_each_sign_of_a_value(sign: str, monkeypatch: pytest.Monke
 
 
 def test_every_sign_has_a_program() -> None:
-    later = {"DelayGraphBreakVariable() does not implement python_type()"}  # torch 2.15
-    assert {row[0] for row in data_dependent.SIGNS} - later == SIGNED.keys()
+    assert {row[0] for row in data_dependent.SIGNS} == SIGNED.keys() | {*LATER.values()}
