@@ -17,6 +17,7 @@ from ..source_text import located
 from ..types import Collective, LocalProgram
 
 COLLECTIVE_KINDS = tuple(COLLECTIVES)  # the names of all kinds
+LARGEST = 3  # collectives that a message about bytes names
 PUBLIC_READERS = {  # of a value that is not an op's
     "output": "result",
     "prim_align": "gradient",
@@ -163,21 +164,24 @@ def over_budget(
     ]
     if most_bytes is not None and program.nbytes > most_bytes:
         total, most = human_bytes(program.nbytes), human_bytes(most_bytes)
-        differences.append(f"{total} a rank, and at most {most} in the budget")
+        largest = sorted(program.collectives, key=lambda c: -c.nbytes)[:LARGEST]
+        places = _places(largest, is_mixed=True)
+        differences.append(f"{total} a rank, and at most {most} in the budget{places}")
     implicit = program.implicit
     if most_implicit is not None and len(implicit) > most_implicit:
         noun = "implicit collectives, and at most"
-        places = _places(implicit)
+        places = _places(implicit, is_mixed=True)
         differences.append(f"{len(implicit)} {noun} {most_implicit} in the budget{places}")
     return differences
 
 
-def _places(collectives: Iterable[Collective]) -> str:
+def _places(collectives: Iterable[Collective], *, is_mixed: bool = False) -> str:
     """Return the reader, axis, bytes and source line of each collective, as the end of
-    a message.
+    a message; and its kind, if they are of several.
     """
     places = [
-        f"for {_reader(c)} over {c.axis}, {human_bytes(c.nbytes)}"
+        f"{c.kind} " * is_mixed
+        + f"for {_reader(c)} over {c.axis}, {human_bytes(c.nbytes)}"
         + (f", at {located(**c.origin)}" if c.source else "")
         for c in collectives
     ]

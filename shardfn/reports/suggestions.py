@@ -43,6 +43,7 @@ from .program import ops_of
 ARGUMENTS = 4  # arguments near an op that are tried
 SHOWN = 3  # changes in a text; the page lists all
 ROWS = 12  # collectives for which placements are looked for
+LOWERED = 2  # attempts for one of them that are lowered, the cheapest first
 OPS = 10_000  # of all plans that are made; a large program is planned less often
 LARGE = 150  # ops of a program whose other ops stay as they are: a plan of all takes long
 ABOUT = 1.02  # of a price or a size, that counts as no more
@@ -350,8 +351,8 @@ class _Search:
     def best(
         self, row: SentByLine, attempts: Sequence[tuple[Changes, Changes]]
     ) -> Suggestion | None:
-        """Return the attempt that spares the collectives of a line and takes least; None if none
-        does.
+        """Return the attempt that spares the collectives of a line and takes least, of the first
+        few that are lowered; None if none does.
         """
         found: list[tuple[float, int, Planned, Changes, Changes]] = []
         keys = {key_of_move(self.chosen, step, move) for step, move in self.moves_of(row)}
@@ -361,12 +362,11 @@ class _Search:
         for ins, outs in attempts:
             planned = self.planned(ins, outs)
             is_spared = sum(planned.sent.get(k, 0) for k in keys) <= LEFT * before
-            if is_spared and self.is_better(planned):
+            if is_spared and self.may_be_better(planned):
                 found.append((planned.price.total, planned.held, planned, ins, outs))
-        if not found:
-            return None
-        *_, planned, ins, outs = min(found, key=lambda row: row[:2])
-        return self.suggestion(ins, outs, planned)
+        cheapest = sorted(found, key=lambda row: row[:2])[:LOWERED]
+        lowered = (self.suggestion(ins, outs, planned) for *_, planned, ins, outs in cheapest)
+        return next((x for x in lowered if x is not None), None)
 
     def planned(self, ins: Changes, outs: Changes) -> Planned:
         """Plan the program with other placements."""
@@ -382,15 +382,14 @@ class _Search:
             chosen = propagate(traced.program, axes, inputs, outputs, unreduced, planner)
         return _planned(self.lowered, self.hardware, chosen)
 
-    def is_better(self, other: Planned) -> bool:
+    def may_be_better(self, other: Planned) -> bool:
         """Return whether a step sends fewer bytes, or holds a smaller share of its arguments and
-        sends no more; and computes, holds and takes no more.
+        sends no more; and computes and holds no more. What it takes is known when it is lowered.
         """
         now = self.now
         sends_less = other.price.nbytes < LESS * now.price.nbytes
         holds_less = other.held < SMALLER * now.held
         is_no_more = (
-            other.price.total <= ABOUT * now.price.total,
             other.price.computed <= COMPUTES * now.price.computed,
             other.price.nbytes <= ABOUT * now.price.nbytes,
             other.held <= ABOUT * now.held,

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +39,11 @@ SAME_PROGRAM = (
     "the same shapes, placements and Python branches on every rank; torch.where over the global "
     "rows, torch.arange(len(x)), for what differs between parts of a batch"
 )
+SAME_CONSTANTS = (
+    "a number that is equal on all ranks: read a setting on rank 0, and send it to the others with "
+    "torch.distributed.broadcast_object_list; or pass a tensor from sf.from_local"
+)
+CONSTANTS = re.compile(r"\[[^]]*\]")  # those of an op, in a line of a plan
 # those that all processes must share
 VERSIONS = (f"torch {_compat.TORCH_VERSION}", f"shardfn {_compat.versions.VERSION}")
 
@@ -129,6 +135,8 @@ def _different(name: str, first: list[Any], others: list[Any], rank: int) -> Div
     fix = SAME_PROGRAM
     if a.text in VERSIONS or b.text in VERSIONS:
         fix = "one environment for all ranks"
+    elif len({CONSTANTS.sub("", x.text) for x in (a, b)}) == 1:
+        fix = SAME_CONSTANTS
     return DivergenceError.of(
         name, "ranks hold different programs", f"rank 0: {a}", f"rank {rank}: {b}", fix=fix
     )

@@ -159,3 +159,18 @@ def test_one_mistake_in_equal_layers_is_mended_at_once(
         better = step(suggestion.in_placements).report(path=tmp_path / "better.html")
         assert not better.suggestions
         assert not [row for row in better.collectives if row.kind == "all_gather"]
+
+
+@pytest.mark.parametrize("axes", [{"dp": 2, "tp": 2}, {"tp": 4}])
+def test_a_weight_sharded_on_its_rows_is_found_in_a_gradient_where_latency_counts_most(
+    axes: dict[str, int], tmp_path: Path
+) -> None:
+    weights, x = {"up": sf.ShapeDtype((256, 1024)), "down": sf.ShapeDtype((1024, 256))}, (64, 256)
+    step = sf.value_and_grad(lambda p, x: (torch.relu(x @ p["up"]) @ p["down"]).square().mean())
+    rows = {"up": P("tp", None), "down": P("tp", None)}
+    where = rows, P("dp") if "dp" in axes else P()
+    args = weights, sf.ShapeDtype(x)
+    page = sf.report(step, *args, mesh=axes, in_placements=where, path=tmp_path / "report.html")
+    (found,) = [x for row, x in page.suggestions.items() if row.kind == "all_gather"]
+    assert str(found) == "p['up'] at P(None, 'tp') in place of P('tp')"
+    assert found.sent[1] < found.sent[0] and found.seconds[1] < found.seconds[0]
