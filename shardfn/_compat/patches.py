@@ -96,10 +96,10 @@ def _always() -> bool:
 
 
 GRAPHS = Patch(
-    what="work on graphs that nothing runs",
-    why="torch writes the code of each graph, and searches the arguments of each node for "
-    "symbolic numbers",
-    lost="captures are slower by a fifth, lowerings and compilations by less",
+    what="skipped work on FX graphs that no code runs",
+    why="torch generates Python code for each FX graph, and searches each node's arguments for "
+    "symbolic sizes",
+    lost="captures are a fifth slower, and lowering and compilation are slightly slower",
     on_missing=DEGRADE,
     calls={"torch.fx._lazy_graph_module:_LazyGraphModule.force_recompile": spared.left_unwritten},
     enter=spared.of_graphs,
@@ -109,15 +109,15 @@ GRAPHS = Patch(
 READING = (  # a captured function, by Dynamo
     GRAPHS,
     Patch(
-        what="our own ops in Dynamo's graph",
-        why="it looks inside of them; allow_in_graph is for good",
-        lost="Dynamo would read the code inside of ops of shardfn",
+        what="shardfn's own ops in Dynamo's graph",
+        why="Dynamo traces into these ops, and torch's allow_in_graph cannot be undone",
+        lost="Dynamo would trace the Python code inside shardfn's ops",
         calls={"torch._dynamo.trace_rules:is_callable_allowed": reading.kept_in_graph},
     ),
     Patch(
         what="Python functions that Dynamo cannot read",
-        why="it cannot read these, and reads ours; substitute_in_graph is for good",
-        lost="functions such as inspect.signature or optree's would make a capture fail",
+        why="Dynamo cannot trace these functions; torch's substitute_in_graph cannot be undone",
+        lost="a capture would fail on inspect.signature, on optree's functions and on similar ones",
         calls={
             "torch._dynamo.trace_rules:is_polyfilled_callable": reading.is_substituted,
             VARIABLES + "PolyfilledFunctionVariable._get_polyfill_handlers": reading.substitutes,
@@ -126,8 +126,9 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="parameters of lazy modules",
-        why="a module without parameters makes them in the first call: fake ones, or none",
-        lost="a lazy module would be given fake parameters",
+        why="a lazy module makes its parameters in its first call: in a capture they would be "
+        "fake tensors",
+        lost="a lazy module would keep fake tensors as its parameters",
         calls={
             "torch.nn.modules.lazy:LazyModuleMixin._infer_parameters": lazy.parameters_made,
             BUILDER + "VariableBuilder._wrap": lazy.shape_read,
@@ -135,18 +136,18 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="tensors that a function closes over",
-        why="a view or a result of autograd becomes a fake of another mode; a tensor on the meta "
-        "device stands for one on the device of the program",
-        lost="captured views would be taken for other tensors",
+        why="Dynamo gives a closed-over view or autograd result a fake tensor of another mode, "
+        "and keeps a meta tensor on the meta device",
+        lost="the capture would confuse closed-over views with other tensors",
         calls={BUILDER + "wrap_to_fake_tensor_and_record": reading.faked},
         takes="device",
     ),
     Patch(
         what="guards on what a function reads besides its arguments",
-        why="an object that two names lead to has a guard for one of them; what a function without "
-        "a source closes over is taken for new; the globals of a file that sys.modules does not "
-        "have are those of a module of its name",
-        lost="a later change of what a function reads would go unnoticed",
+        why="Dynamo guards an object under one of its two names, takes a closure's values for new "
+        "if the function has no source, and mixes up globals of files that are not in "
+        "sys.modules",
+        lost="a later change of a value that the function reads would go unnoticed",
         until="later than 2.15",
         calls={
             BUILDER + "make_dupe_guard": reading.guarded_twice,
@@ -158,10 +159,9 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="guards on code, and objects that change",
-        why="code that is replaced in place has no guard; an object that has its own items again "
-        "counts as changed, as of functional_call; what changes is said in a text alone, without "
-        "attributes and keys",
-        lost="a function whose code is replaced would be taken for the old one",
+        why="Dynamo does not guard replaced code, counts a restored object as changed (as "
+        "functional_call restores one), and reports a change without its attribute or key",
+        lost="a call would run the old program after the function's code was replaced",
         calls={
             VARIABLES + "UserFunctionVariable.bind_args": guards.code_noted,
             "torch._dynamo.side_effects:SideEffects.is_modified": restored.is_changed,
@@ -173,8 +173,8 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="ops that read values, under torch.func",
-        why="under torch.func some ops read values: Dynamo reads ours",
-        lost="indexing by a mask, and others, would make a capture fail under a derivative",
+        why="under torch.func some ops read tensor values; shardfn's versions of these ops do not",
+        lost="indexing by a mask and similar ops would make a capture fail under a derivative",
         until="later than 2.15",
         calls={
             VARIABLES + "TorchInGraphFunctionVariable.call_function": (
@@ -187,8 +187,8 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="the step of a loop as an index",
-        why="it takes the number out of a tensor, in x[t], select and narrow: Dynamo reads ours",
-        lost="x[t] with the step of a loop would make a capture fail",
+        why="for x[t], select and narrow Dynamo turns the step tensor t into a Python number",
+        lost="a capture would fail on x[t] where t is the step of a loop",
         calls={
             VARIABLES + "SliceVariable.__init__": steps.sliced,
             VARIABLES + "BuiltinVariable.call_function": steps.selected,
@@ -198,10 +198,9 @@ READING = (  # a captured function, by Dynamo
         takes="steps",
     ),
     Patch(
-        what="methods of tensors that work in place",
-        why="Dynamo answers with a shape from before squeeze_, t_ and the like, leaves out "
-        "random_, whose ATen name is a word of Python's, and takes the flags, the attributes and "
-        "the identity of fake tensors for those of the arguments",
+        what="in-place methods of tensors",
+        why="Dynamo reports the shape from before squeeze_ or t_, drops random_, and reads flags, "
+        "attributes and identity from fake tensors in place of the arguments",
         lost="a shape read after squeeze_ would be the old one, x.random_() would draw nothing, "
         "and x.requires_grad of an argument would be False",
         until="later than 2.13",
@@ -216,8 +215,9 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="arguments and lines in errors",
-        why="an error on fake tensors becomes a text, one inside of a `with` loses its line, a "
-        "condition on sizes has a line of ours, and a dual number is refused without its name",
+        why="Dynamo turns errors of fake tensors into text, loses the line of an error inside a "
+        "`with`, shows shardfn's line for a condition on sizes, and refuses a dual number "
+        "without its name",
         lost="some errors would name neither the argument nor the user's source line",
         until="later than 2.15",
         on_missing=DEGRADE,
@@ -229,9 +229,9 @@ READING = (  # a captured function, by Dynamo
         },
     ),
     Patch(
-        what="print, breakpoint and loggers",
-        why="they would show the values of the capture, once",
-        lost="print would show fake values",
+        what="print, breakpoint and loggers in a captured function",
+        why="print and loggers would run once, at capture, and show fake tensors",
+        lost="print would show fake tensors",
         calls={
             VARIABLES + "BuiltinVariable.call_function": shown.builtin_called,
             f"{TRANSLATOR}._load_attr": shown.method_loaded,
@@ -240,9 +240,9 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="requires_grad inside of a function",
-        why="Dynamo and torch.func refuse requires_grad_, x.requires_grad = True, and tensors made "
-        "with it; which inputs a gradient uses shows in its graph alone",
-        lost="code that calls torch.autograd.grad would make a capture fail",
+        why="Dynamo and torch.func refuse requires_grad_, x.requires_grad = True and "
+        "requires_grad=True of a new tensor; only the graph shows which inputs a gradient uses",
+        lost="a capture would fail on code that calls torch.autograd.grad",
         calls={
             VARIABLES + "TensorVariable.call_method": reading.grad_required,
             VARIABLES + "TorchInGraphFunctionVariable.call_function": reading.torch_called,
@@ -253,16 +253,18 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="autograd.Functions that Dynamo reads",
-        why="under torch.func it looks inside, where the function's own derivatives count",
-        lost="the derivative of an autograd.Function would be that of its forward",
+        why="under torch.func Dynamo traces into the forward and ignores the Function's own "
+        "backward",
+        lost="the derivative of an autograd.Function would come from its forward, not from its "
+        "backward",
         until="later than 2.13",
         calls={VARIABLES + "AutogradFunctionVariable.call_apply": reading.intact},
         takes="functions_read",
     ),
     Patch(
         what="backward hooks that Dynamo reads",
-        why="modules with full backward hooks need compiled autograd",
-        lost="modules with full backward hooks would make a capture fail",
+        why="Dynamo needs compiled autograd for modules with full backward hooks",
+        lost="a capture would fail on modules with full backward hooks",
         until="later than 2.13",
         calls={
             "torch._dynamo.variables.distributed:BackwardHookVariable.create": (
@@ -273,8 +275,8 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="numbers of the rank, generators and context variables",
-        why="the number of the rank that traces, generators, context variables, Python's and "
-        "numpy's random numbers become constants of the program",
+        why="Dynamo turns the rank's number, generators, context variables and random numbers of "
+        "Python and NumPy into constants of the program",
         lost="the rank and generators would silently become constants of the program",
         calls={
             VARIABLES + "TorchInGraphFunctionVariable.call_function": refused.rank_call_refused,
@@ -289,8 +291,8 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="checks of torch.distributions",
-        why="they branch on the values of parameters and of a sample",
-        lost="a distribution with its checks on would make a capture fail",
+        why="the checks branch on the values of parameters and samples",
+        lost="a capture would fail on a distribution with validate_args",
         calls={
             **each(
                 value_checks.function_passed,
@@ -302,16 +304,17 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="functions of trees",
-        why="Dynamo reads hundreds of bytecodes a leaf in functions that may run as they are",
+        why="Dynamo traces hundreds of bytecodes per leaf in pytree functions that could run "
+        "directly",
         lost="captures of large trees are slower",
         on_missing=DEGRADE,
         calls={VARIABLES + "UserFunctionVariable.call_function": tree_functions.run_as_it_is},
     ),
     Patch(
         what="DTensors, meshes and groups in Dynamo",
-        why="calls, methods, attributes and classes of DTensors, and collectives, are ours: global "
-        "tensors and the three prims; a mesh is Dynamo's stand-in, and knows the rank that reads",
-        lost="code with DTensors would be traced with torch's own rules, for one rank",
+        why="Dynamo traces DTensors, collectives and meshes for the one rank that captures; "
+        "shardfn traces global tensors and its three primitives",
+        lost="code with DTensors would be traced by torch's own rules, for one rank",
         calls={
             **each(
                 calls.function_called,
@@ -345,8 +348,8 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="sparse tensors in Dynamo",
-        why="it refuses them: ours are the dense tensors that they store",
-        lost="functions that close over a sparse tensor would be refused",
+        why="Dynamo refuses sparse tensors; shardfn traces the dense tensors that they store",
+        lost="a function that closes over a sparse tensor would be refused",
         calls={
             BUILDER + "VariableBuilder.wrap_tensor": sparse.closed_over,
             VARIABLES + "TorchInGraphFunctionVariable.call_function": sparse.function_called,
@@ -358,9 +361,9 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="flex attention under torch.func",
-        why="it is refused, knows no tensors that torch.func follows, and what its score function "
-        "reads has no derivative; by its formula it has",
-        lost="flex attention would make a capture fail under a derivative",
+        why="torch.func refuses flex attention and gives no derivative to tensors that its score "
+        "function reads",
+        lost="a capture of flex attention would fail under a derivative",
         until="later than 2.15",
         calls={
             "torch._higher_order_ops.flex_attention:FlexAttentionHOP.__call__": (
@@ -372,9 +375,9 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="settings of Dynamo for a capture",
-        why="shapes stay numbers, what a function stores is left out, and the user's settings are "
-        "for torch.compile",
-        lost="captures would depend on the user's settings of torch.compile",
+        why="a capture needs static shapes and no stored side effects, and the user's settings "
+        "are meant for torch.compile",
+        lost="a capture would depend on the user's settings of torch.compile",
         enter=settings.of_captures,
         places=("torch._dynamo.config:patch", "torch._functorch.config:patch"),
         takes="is_dynamic",
@@ -384,7 +387,7 @@ READING = (  # a captured function, by Dynamo
 TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="torch's caches of fake tensors and of code",
-        why="they grow with each program, and nothing bounds them",
+        why="both caches grow with each captured program without bound",
         lost="the memory of a process that captures for days would grow",
         on_missing=DEGRADE,
         enter=caches.bounded,
@@ -392,8 +395,9 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     ),
     Patch(
         what="zeros that stand for no tangent",
-        why="numbers added to them, strides of theirs and views of them are wrong or real tensors",
-        lost="forward-mode derivatives would fail, or have other strides",
+        why="sums with these zeros, their strides and their views are wrong, or real tensors in "
+        "place of fake ones",
+        lost="forward-mode derivatives would fail, or have the wrong strides",
         until="later than 2.13",
         calls={FAKES + "FakeTensorMode.dispatch": zeros.zeros_dispatched},
         enter=zeros.zeros_kept_fake,
@@ -401,7 +405,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     ),
     Patch(
         what="custom ops with register_autograd",
-        why="what it was given has no setup_context, and torch.func refuses it",
+        why="register_autograd's function has no setup_context, so torch.func refuses the op",
         lost="custom ops would have no derivative",
         until="later than 2.13",
         calls=each(
@@ -413,24 +417,24 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     ),
     Patch(
         what="autograd.Functions whose forward takes the context",
-        why="torch.func refuses them",
-        lost="a forward that takes the context would make a capture fail under a derivative",
+        why="torch.func refuses an autograd.Function whose forward takes ctx",
+        lost="a capture would fail under a derivative if a forward takes ctx",
         calls={"torch.autograd.function:_is_setup_context_defined": dispatch.context_split},
         enter=dispatch.context_split_in_c,  # where `apply` is C code, as from torch 2.15 on
         places=("torch.autograd.function:_bind_default_args",),
     ),
     Patch(
         what="autograd.Functions under make_fx",
-        why="they run in a form that torch.func does not take",
-        lost="an autograd.Function would make a capture fail under a derivative",
+        why="make_fx runs an autograd.Function in a form that torch.func does not accept",
+        lost="a capture of an autograd.Function would fail under a derivative",
         calls={"torch.autograd.function:custom_function_call": dispatch.run_rewritten},
         takes="functions",
     ),
     Patch(
         what="LSTMs and RNNs",
-        why="the LSTM of MKL-DNN has no derivative that a transform takes, the decomposition "
-        "leaves out the dropout between layers, and the lengths of packed sequences are unknown",
-        lost="an RNN would be computed without dropout, and would not take packed sequences",
+        why="MKL-DNN's LSTM has no derivative under torch.func, and torch's decomposition drops "
+        "the dropout between layers and does not know the lengths of packed sequences",
+        lost="an RNN would run without its dropout, and would not accept packed sequences",
         until="later than 2.13",
         calls={
             DECOMPOSITIONS + "select_one_layer_lstm_function": modules.layer_of_lstm,
@@ -441,8 +445,8 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     ),
     Patch(
         what="the user's hooks on saved tensors",
-        why="a capture saves none, and torch.func refuses to work under them",
-        lost="saved_tensors_hooks around a call would make a capture fail",
+        why="a capture saves no tensors, and torch.func refuses to run under such hooks",
+        lost="a capture inside saved_tensors_hooks would fail",
         enter=tracing.without_saved_hooks,
         places=tuple(
             f"torch:_C._autograd.{name}_saved_tensors_default_hooks"
@@ -450,8 +454,8 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         ),
     ),
     Patch(
-        what="notes on nodes of graphs",
-        why="they are the process's: other threads' graphs would get them",
+        what="annotations on nodes of FX graphs",
+        why="torch keeps the annotations for the whole process, not for one thread",
         lost="graphs of other threads would get the annotations of a capture",
         enter=tracing.metadata_per_thread,
         places=(
@@ -461,8 +465,8 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     ),
     Patch(
         what="torch's log of fake tensors",
-        why="it says what an error of ours is about to say",
-        lost="some errors are logged by torch as well",
+        why="torch logs the failure that shardfn's error then reports",
+        lost="torch logs some errors a second time",
         on_missing=DEGRADE,
         enter=tracing.quiet,
         places=(FAKES + "FakeTensor",),
@@ -470,10 +474,10 @@ TRACING = (  # the graph that Dynamo read, by make_fx
 )
 
 SIZES = Patch(
-    what="sizes that arguments decide",
-    why="torch takes the sizes of some results for dependent on values; the strides of x[i.T] "
-    "follow i's, and a view after it is a copy",
-    lost="some ops would make a capture fail, or be views where they are copies",
+    what="result sizes that depend only on arguments",
+    why="torch treats some result sizes as data-dependent, and gives x[i.T] the strides of i, so "
+    "a view of it becomes a copy",
+    lost="a capture would fail on some ops, or take a copy for a view",
     until="later than 2.13",
     calls={"torch._meta_registrations:meta_index_Tensor": known_sizes.indexed},
     enter=known_sizes.sizes_known,
@@ -481,9 +485,9 @@ SIZES = Patch(
     is_mine=known_sizes.is_known,
 )
 ANSWERS = Patch(
-    what="results of fake tensors",
-    why="torch remembers them by a key that takes four times as long as a result",
-    lost="captures are slower by a half",
+    what="cached results of ops on fake tensors",
+    why="computing torch's cache key takes four times as long as computing the result",
+    lost="captures are half again as slow",
     on_missing=DEGRADE,
     calls={FAKES + "FakeTensorMode._cached_dispatch_impl": answers.remembered},
     is_mine=known_sizes.is_known,
@@ -492,8 +496,8 @@ ANSWERS = Patch(
 # while Python that Dynamo does not trace runs in a capture
 CHECKPOINTED = Patch(
     what="torch.utils.checkpoint in modules",
-    why="it fails under torch.func",
-    lost="modules that recompute would make a capture fail",
+    why="torch.utils.checkpoint fails under torch.func",
+    lost="a capture would fail on modules that call torch.utils.checkpoint",
     until="later than 2.15",
     calls={
         **each(
@@ -508,9 +512,9 @@ CHECKPOINTED = Patch(
 )
 
 PRINTS = Patch(
-    what="print, breakpoint, warnings and loggers in modules",
-    why="they would show the values of the capture, once",
-    lost="print in a module would show fake values",
+    what="print, breakpoint, warnings and loggers in captured modules",
+    why="print and loggers would run once, at capture, and show fake tensors",
+    lost="print in a module would show fake tensors",
     calls={
         **{place: functools.partial(shown.run_called, fn) for place, fn in shown.OF_PYTHON.items()},
         "logging:Logger._log": shown.run_logged,
@@ -522,9 +526,9 @@ MODULE = (  # while a module runs that Dynamo does not trace
     PRINTS,
     Patch(
         what="code that asks whether it is compiled",
-        why="it has fused kernels without a derivative, and branches on values where it is not; "
-        "what torch.compile would compile inside is part of the module",
-        lost="a module would take branches of eager code",
+        why="in eager mode such code takes fused kernels without a derivative and branches on "
+        "values; a torch.compile inside a module is part of the capture",
+        lost="a captured module would take its eager branches",
         calls={
             "torch.backends.mha:get_fastpath_enabled": lambda enabled: False,
             "torch.compiler:is_compiling": lambda asked: True,
@@ -536,8 +540,8 @@ MODULE = (  # while a module runs that Dynamo does not trace
     ),
     Patch(
         what="torch.optim.Adafactor, and batch norms without a momentum",
-        why="they read norms, and a count of batches, as numbers",
-        lost="Adafactor, and BatchNorm1d(n, momentum=None), would make a capture fail",
+        why="both read tensors as Python numbers: norms, and the count of batches",
+        lost="a capture of Adafactor or of BatchNorm1d(n, momentum=None) would fail",
         calls={
             "torch.optim._adafactor:_single_tensor_adafactor": modules.with_numbers_as_tensors,
             "torch.nn.modules.batchnorm:_BatchNorm.forward": modules.batch_norm_run,
@@ -545,8 +549,8 @@ MODULE = (  # while a module runs that Dynamo does not trace
         is_mine=reading.is_reading,
     ),
     Patch(
-        what="questions of a module for the rank",
-        why="a program is for every rank",
+        what="rank queries in a module",
+        why="one program runs on every rank, so it cannot contain one rank's number",
         lost="the number of the rank would be a constant of the program",
         calls=each(
             modules.rank_asked,
@@ -559,8 +563,8 @@ MODULE = (  # while a module runs that Dynamo does not trace
     CHECKPOINTED,
     Patch(
         what="DTensors that a module makes",
-        why="a program has global tensors",
-        lost="a module that makes a DTensor would get one of a fake tensor",
+        why="the captured program computes on global tensors",
+        lost="a module that makes a DTensor would wrap a fake tensor",
         calls=each(modules.dtensor_made, *methods(TENSORS + "DTensor", "__init__", "from_local")),
         takes="making",
         is_mine=reading.is_reading,
@@ -570,16 +574,17 @@ MODULE = (  # while a module runs that Dynamo does not trace
 INITIALISATION = (
     Patch(
         what="torch.nn.init.trunc_normal_",
-        why="it draws until all numbers fit, which depends on values",
-        lost="a module with truncated normal parameters could not be initialised",
+        why="trunc_normal_ draws again until all numbers are in range, which depends on values",
+        lost="sf.init would fail on a module that calls trunc_normal_",
         enter=dispatch.init_replaced,
         places=("torch.nn.init:_no_grad_trunc_normal_",),
         takes="truncated_normal",
     ),
     Patch(
         what="Module.to of fake parameters",
-        why="it swaps fake parameters, which fails: their mode refers to them",
-        lost="a module that converts itself could not be initialised",
+        why="Module.to swaps tensors, which fails for fake tensors because their mode refers to "
+        "them",
+        lost="sf.init would fail on a module that calls its own .to",
         until="later than 2.13",
         calls={"torch.nn.modules.module:Module._apply": modules.applied},
         is_mine=_always,
@@ -590,16 +595,16 @@ INITIALISATION = (
 PLACING: tuple[Patch, ...] = (
     Patch(
         what="DTensor's constructor in a fake world",
-        why="it is given the tensor of one rank",
-        lost="DTensors of a fake world would have the values of one rank",
+        why="torch calls DTensor's constructor with the local tensor of one rank",
+        lost="a DTensor in a fake world would have the values of one rank only",
         enter=every_rank.constructor_replaced,
         places=(TENSORS + "DTensor.__new__",),
         takes="made",
     ),
     Patch(
         what="shards in a fake world",
-        why="a shard, and its size, depend on the rank",
-        lost="shards of a fake world would be those of one rank",
+        why="a shard and its size depend on the rank, and torch makes the shard of one rank",
+        lost="a fake world would have the shards of one rank only",
         calls=each(
             lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(fn, *args, **kwargs),
             TENSORS + "Shard._make_shard_tensor",
@@ -613,15 +618,15 @@ PLACING: tuple[Patch, ...] = (
     ),
     Patch(
         what="strides that differ between ranks",
-        why="a spec with them has no hash",
-        lost="uneven DTensors of a fake world would fail",
+        why="a DTensorSpec with strides that differ by rank has no hash",
+        lost="uneven DTensors in a fake world would fail",
         calls={"torch.distributed.tensor._api:compute_global_tensor_info": rank_sizes.global_sizes},
         is_mine=every_rank.runs_on_all_ranks,
     ),
     Patch(
         what="collectives in a fake world",
-        why="the fake process group answers with the tensors of one rank",
-        lost="collectives of a fake world would have the values of one rank",
+        why="torch's fake process group returns the tensors of one rank",
+        lost="collectives in a fake world would return the values of one rank",
         enter=eager_collectives.kernels_replaced,
         places=("torch.library:Library.impl",),
         takes="communicated",
@@ -631,23 +636,26 @@ PLACING: tuple[Patch, ...] = (
 LOADING = (
     Patch(
         what="C++ kernels",
-        why="Inductor compiles a file for each kernel, and mostly reads the same header",
+        why="Inductor compiles one file per kernel, and the time goes mostly into one shared "
+        "header",
         lost="a first compilation takes several times as long",
         on_missing=DEGRADE,
         enter=units.kernels_joined,
         places=methods("torch._inductor.async_compile:AsyncCompile", "cpp_pybinding", "wait"),
     ),
     Patch(
-        what="the folder of kernels",
-        why="torch keeps them in a folder of /tmp that others may read, or have made",
-        lost="kernels are kept in torch's folder",
+        what="the folder where Inductor caches compiled kernels",
+        why="torch caches kernels in a folder of /tmp that another user may read or may have "
+        "created",
+        lost="compiled kernels stay in torch's folder",
         on_missing=DEGRADE,
         enter=folder.private_kernel_folder,
     ),
     Patch(
         what="the processor's instruction sets",
-        why="Inductor builds and loads a program for each of them: eight seconds",
-        lost="the first compilation of a machine takes eight seconds longer",
+        why="Inductor builds and loads a test program for each instruction set, which takes eight "
+        "seconds",
+        lost="the first compilation on a machine takes eight seconds longer",
         on_missing=DEGRADE,
         enter=instructions.quick_instruction_check,
         places=("torch._inductor.cpu_vec_isa:VecISA.check_build",),
@@ -660,9 +668,9 @@ COMPILATION = (
     *LOADING,
     Patch(
         what="values of compiled code",
-        why="Inductor's formulas lose digits near zero or overflow, it drops casts of an arange, "
-        "and a constant that is no number is an error",
-        lost="compiled erf, expm1, acosh, atanh and casts would have other values than torch's",
+        why="Inductor's formulas lose digits near zero or overflow, Inductor drops casts of an "
+        "arange, and a NaN constant is an error",
+        lost="compiled erf, expm1, acosh, atanh and casts would differ from torch's results",
         calls={
             **{f"{functions.VECTORS}.{x}": functions.vector_formula(x) for x in functions.FORMULAS},
             "torch._inductor.index_propagation:IndexPropagation.propagate_sympy": (
@@ -672,9 +680,9 @@ COMPILATION = (
         is_mine=_always,
     ),
     Patch(
-        what="the order of collectives",
-        why="reordering for locality and for peak memory puts every reduction last",
-        lost="compiled programs would not overlap communication",
+        what="the order of collectives in compiled programs",
+        why="Inductor's reordering for locality and peak memory moves every reduction to the end",
+        lost="compiled programs would not overlap communication with compute",
         until="later than 2.13",
         calls={"torch._inductor.memory:reorder_for_peak_memory": reuse.order_kept},
         enter=_inductor_order,
@@ -683,7 +691,8 @@ COMPILATION = (
     ),
     Patch(
         what="updates in place",
-        why="what overwrites an argument counts as a reader of all made of that",
+        why="Inductor counts an op that overwrites an argument as a reader of everything computed "
+        "from it",
         lost="compiled steps take more memory",
         until="later than 2.13",
         on_missing=DEGRADE,
@@ -696,8 +705,9 @@ COMPILATION = (
     ),
     Patch(
         what="checks of compiled code",
-        why="code checks the layout of each input: a third of a microsecond at each call",
-        lost="calls take longer",
+        why="compiled code checks the layout of each input, which takes a third of a microsecond "
+        "per call",
+        lost="compiled calls take longer",
         on_missing=DEGRADE,
         calls={f"{WRAPPER}.codegen_input_size_asserts": _others_checked},
         takes="checked",
@@ -712,8 +722,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "symbols": (  # Dynamo, where sizes are symbols
         Patch(
             what="F.linear of symbolic sizes",
-            why="torch's kernel for torch.func makes numbers of sizes that are symbols",
-            lost="derivatives of linear layers would fix dynamic sizes",
+            why="torch's kernel for torch.func turns symbolic sizes into Python numbers",
+            lost="derivatives of linear layers would make dynamic sizes static",
             until="later than 2.13",
             enter=sizes.linear_written_out,
             places=("torch.ops:aten.linear.default",),
@@ -724,8 +734,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "backward hooks": (
         Patch(
             what="backward hooks of modules",
-            why="modules with backward hooks fail under torch.func",
-            lost="modules with backward hooks would make a capture fail",
+            why="torch.func fails on modules with backward hooks",
+            lost="a capture would fail on modules with backward hooks",
             until="later than 2.15",
             enter=modules.hooked_by,
             places=("torch.nn.modules.module:BackwardHook",),
@@ -736,7 +746,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "new world": (
         Patch(
             what="Dynamo's rules with new process groups",
-            why="every process group has Dynamo make its rules again, in case some are missing",
+            why="Dynamo rebuilds its trace rules each time a process group is created",
             lost="a fake world takes longer to make",
             on_missing=DEGRADE,
             enter=groups.rules_kept,
@@ -746,8 +756,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "new groups": (
         Patch(
             what="the timeout of the groups of a mesh",
-            why="the groups of a mesh of several axes take no timeout",
-            lost="groups of a mesh would wait for torch's own timeout",
+            why="torch accepts no timeout for the process groups of a mesh with several axes",
+            lost="the process groups of a mesh would have torch's default timeout",
             on_missing=DEGRADE,
             enter=stores.groups_time_out,
             places=("torch.distributed.distributed_c10d:_get_default_timeout",),
@@ -759,8 +769,9 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         *PLACING,
         Patch(
             what="fully_shard in a fake world",
-            why="it makes the shards of one rank, and prepares for collectives of real ranks",
-            lost="fully_shard in a fake world would train the shards of one rank",
+            why="fully_shard makes the shards of one rank and sets up collectives between "
+            "processes",
+            lost="fully_shard in a fake world would train the shards of one rank only",
             calls={
                 f"{every_rank.FSDP}:FSDPParam._init_sharded_param": every_rank.fully_sharded,
                 **fsdp_hooks.CALLS,
@@ -770,7 +781,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         ),
         Patch(
             what="plans of torch.distributed.checkpoint",
-            why="a plan of one process has the shards of all ranks",
+            why="in a fake world one process saves the shards of all ranks, so it must not wait "
+            "for others",
             lost="checkpoints of DTensors in a fake world would wait for other processes",
             enter=checkpoints.plans_of_one_process,
             places=("torch.distributed.checkpoint.utils:_DistWrapper",),
@@ -780,8 +792,9 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "dual level": (
         Patch(
             what="levels of dual numbers",
-            why="numbers of the process, as the level itself is: a graph opens one unnoticed",
-            lost="jvp inside of a compiled backward would fail",
+            why="torch counts these levels for the whole process, and a compiled graph opens one "
+            "uncounted",
+            lost="sf.jvp inside a compiled backward would fail",
             until="later than 2.13",
             enter=tracing.dual_level_counted,
             places=(
@@ -793,8 +806,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "plain": (
         Patch(
             what="torch.utils.checkpoint under sf.random.plain",
-            why="it restores torch's generators, which the numbers do not come from",
-            lost="a recomputation would draw other random numbers",
+            why="checkpoint restores torch's generators, but sf.random.plain draws from other ones",
+            lost="a recomputation would draw different random numbers",
             enter=seeds.checkpoints_wrapped,
             places=(seeds.REENTRANT, seeds.GENERATOR),
             takes="redrawing",
@@ -804,8 +817,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "patterns": (
         Patch(
             what="attention patterns of Inductor",
-            why="they ignore dims and sizes: of a softmax, of a permutation",
-            lost="compiled attention could reduce another dim",
+            why="Inductor's patterns ignore the dims of a softmax and of a permutation",
+            lost="compiled attention could apply its softmax along the wrong dim",
             until="later than 2.13",
             enter=patterns.constants_compared,
             places=(
@@ -819,12 +832,12 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
 
 # Permanent registrations, each under a name of shardfn's: (what, why).
 STAYS = (
-    ("ops of torch.ops.shardfn", "programs are made of them"),
-    ("Inductor's lowerings of those", "registered at the first compilation"),
-    ("process groups named shardfn", "a program finds its group by name"),
+    ("ops of torch.ops.shardfn", "captured programs consist of these ops"),
+    ("Inductor's lowerings of these ops", "shardfn registers them at the first compilation"),
+    ("process groups named shardfn", "a program looks up its process group by name"),
     (
         "c10's warning that a kernel is overridden",
-        "torch says it once in a process; the first capture lets it be said unheard",
+        "torch shows this warning once per process; the first capture triggers and suppresses it",
     ),
 )
 
