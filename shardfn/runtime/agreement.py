@@ -297,7 +297,7 @@ def compare_ranks(
     if not has_others(placed):
         return
     rows = [(f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)]
-    rows += [(f"tensor {i} that it closes over", x) for i, x in enumerate(closed_over)]
+    rows += [(f"closed-over tensor {i}", x) for i, x in enumerate(closed_over)]
     parts_of = whole_mesh(request)
     mine = [
         [_kind(what, x), _digest(x, parts_of)] for what, x in rows if isinstance(x, torch.Tensor)

@@ -776,7 +776,7 @@ def marks_of_closed_over(
     if is_on_part(x, mesh):
         return marks_of(list(placements_on(x, mesh)), x.shape, axes)
     if x.device_mesh != mesh:
-        where = f"{name}, a DTensor that it closes over"
+        where = f"{name}, a closed-over DTensor"
         refuse_other(where, x.device_mesh, mesh)
     return marks_of(list(x.placements), x.shape, axes)
 

@@ -35,7 +35,7 @@ def note_changes(request: Request, entries: Sequence[Any], key: list[Any], place
         changed = [] if last.reads.same() else last.reads.changed()
         for path, old, new in changed:
             name = name_of(path)
-            _note(request, f"{name}, which it closes over", name, old, new)
+            _note(request, f"closed-over {name}", name, old, new)
 
 
 def _note_arguments(

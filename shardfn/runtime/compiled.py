@@ -263,7 +263,7 @@ def _other_settings(compiled: Compiled) -> list[str]:
     wrong = [f"{name}: {new}, the program is for {old}" for name, new, old in rows if new != old]
     changed = [] if compiled.captured.reads.same() else compiled.captured.reads.changed()
     for path, old, new in changed:
-        where = f"{name_of(path)}, which it closes over"
+        where = f"closed-over {name_of(path)}"
         wrong.append(f"{where}: {said(new)}, the program is for {said(old)}")
     return wrong
 

@@ -14,9 +14,9 @@ from .options import Request
 
 # what a function does that writes to a buffer of a module, in the words of its refusal
 WRITES = (
-    "a tensor that it closes over: the function writes to this tensor in place",
+    "a closed-over tensor: the function writes to this tensor in place",
     "the function changes an object outside of itself",
-    "it writes in place to an argument or a closed-over tensor",
+    "the function writes in place to an argument or a closed-over tensor",
     "writes to the memory of an argument",
 )
 

@@ -58,7 +58,7 @@ def _differences(entry: Any, key: list[Any], placed: Placed, mesh: Any) -> Itera
             yield f"{name}: {now}, was {before}"
     if entry.reads is not None and not entry.reads.same():
         for path, before, now in entry.reads.changed():
-            yield f"{name_of(path)}, which it closes over: {_said(now)}, was {_said(before)}"
+            yield f"closed-over {name_of(path)}: {_said(now)}, was {_said(before)}"
     yield from _surroundings(entry, placed.world, mesh)
 
 

@@ -307,17 +307,17 @@ def test_s8_3_writing_to_an_argument_is_refused_by_name(how: str) -> None:
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "squeeze_ of an argument": (
         lambda x: x.squeeze_(0) + 1,
-        "it changes the shape of an argument in place",
+        "the function changes the shape of an argument in place",
     ),
     "out= of another shape": (
         lambda x: torch.add(x, x, out=x.new_empty(0)),
-        "out= has another shape than the result",
+        "the out= tensor has another shape than the result",
     ),
     "out= with gaps": (
         lambda x: torch.add(x, x, out=x.new_zeros(5, 8)[:, ::2]),
-        "out= is a view with gaps",
+        "the out= tensor is a view with gaps in memory",
     ),
-    "resize_": (lambda x: (x * 2).resize_(4, 5), "it resizes a tensor in place"),
+    "resize_": (lambda x: (x * 2).resize_(4, 5), "the function resizes a tensor in place"),
 }
 
 
@@ -412,6 +412,6 @@ def test_each_op_that_torch_has_in_place_has_torchs_gradient() -> None:
 
 def test_under_vmap_the_message_names_the_tensor_that_the_samples_share() -> None:
     shared = lambda x: torch.zeros(5, 4, dtype=DTYPE).mul_(x)
-    with pytest.raises(sf.CaptureError, match=r"a tensor that they share[\s\S]*x\.new_zeros"):
+    with pytest.raises(sf.CaptureError, match=r"all samples share[\s\S]*x\.new_zeros"):
         sf.vmap(shared)(X[None])
     assert_close(sf.vmap(lambda x: x.new_zeros(5, 4).add_(x))(X[None])[0], X)

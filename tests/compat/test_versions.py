@@ -23,8 +23,11 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_a_context_variable_is_refused_by_name() -> None:
     with pytest.raises(sf.CaptureError) as caught:
         sf.jit(lambda x: x * SCALE.get(), backend="aten")(torch.ones(3))
-    assert "it reads a context variable" in str(caught.value)
-    assert caught.value.fix == "read it outside, and pass the value as an argument"
+    assert "the function reads a context variable" in str(caught.value)
+    assert (
+        caught.value.fix
+        == "read the variable outside of the function, and pass the value as an argument"
+    )
 
 
 @pytest.mark.parametrize("name", VIEWS)

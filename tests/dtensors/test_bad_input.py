@@ -282,16 +282,19 @@ def looks_up(x: Any, mesh: Any) -> Any:
     return {0: x, 1: x * 2}[mesh.get_local_rank("dp")]
 
 
-BRANCHES = "it branches on the number of a rank, or slices by it"
-COUNTS = "it takes the number of a rank for a Python number"
-PART = "x.index_select(0, rank * n + torch.arange(n)), for this rank's part of x"
-ONE_OF = "torch.stack(values).index_select(0, rank.reshape(1)) for one of several values"
+BRANCHES = "the function branches or slices by the number of a rank"
+COUNTS = "the function uses the number of a rank as a Python number"
+PART = "x.index_select(0, rank * n + torch.arange(n))"
+ONE_OF = (
+    "torch.stack(values).index_select(0, rank.reshape(1)), which selects one of several "
+    "values by rank"
+)
 RANKS = {
     branches: (BRANCHES, "torch.distributed.get_rank", "torch.where(rank == 0, a, b)"),
     counts: (COUNTS, "get_local_rank", PART),
     picks: (COUNTS, "get_coordinate", ONE_OF),
     converts: (".item() reads a tensor's value", "torch.distributed.get_rank", "no .item()"),
-    looks_up: ("the number of a rank for a key of a dict", "get_local_rank", ONE_OF),
+    looks_up: ("the number of a rank as a key of a dict", "get_local_rank", ONE_OF),
 }
 
 

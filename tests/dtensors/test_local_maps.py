@@ -162,53 +162,53 @@ double = lambda x: 2 * x
 MISTAKES: dict[str, tuple[Callable[..., Any], str, str]] = {
     "another length of in_placements": (
         one(double, ROWS, (ROWS, ROWS)),
-        "in_placements of another length than the arguments",
+        "in_placements must have as many entries as the call has arguments",
         "in_placements=([Shard(0)], None)",
     ),
     "another length of out_placements": (
         one(lambda x: (x, x), ROWS, (ROWS,)),
-        "out_placements of another length than the results",
+        "out_placements must have as many entries as the function has results",
         "out_placements=([Shard(0)], None)",
     ),
     "no placements of a DTensor": (
         one(double, ROWS, (None,)),
-        "in_placements has None for a DTensor",
-        "in_placements=None: each as it is placed",
+        "in_placements has None where the argument is a DTensor",
+        "in_placements=None, which accepts every argument as it is placed",
     ),
     "no placements of its gradient": (
         one(double, ROWS, (ROWS,), in_grad_placements=(None,)),
-        "in_grad_placements has None for a DTensor",
+        "in_grad_placements has None where the argument is a DTensor",
         "in_grad_placements=None",
     ),
     "placements of fewer gradients": (
         one(double, ROWS, (ROWS,), in_grad_placements=()),
-        "in_grad_placements of another length than the arguments",
+        "in_grad_placements must have as many entries as the call has arguments",
         "in_grad_placements=([Shard(0)], [Partial()])",
     ),
     "other placements": (
         one(double, ROWS, (COLUMNS,)),
-        "a DTensor is placed otherwise than in_placements say",
+        "the placements of a DTensor differ from in_placements",
         "redistribute_inputs=True",
     ),
     "placements of a number": (
         one(lambda x: 3, ROWS, (ROWS,)),
         "placements for a value that is not a tensor",
-        "None in its place",
+        "None in place of these placements",
     ),
     "a placement without its list": (
         one(double, ROWS, (Shard(0),)),
-        "a placement where a list of placements belongs",
+        "a single placement in place of a list of placements",
         "out_placements=([Shard(0)],)",
     ),
     "a placement in place of the arguments' lists": (
         one(double, ROWS, Shard(0)),
-        "a placement where a list of placements belongs",
+        "a single placement in place of a list of placements",
         "out_placements=([Shard(0)],)",
     ),
     "a DTensor returned": (
         lambda x: one(lambda y: x, ROWS, (ROWS,))(x),
-        "the function returns a DTensor",
-        "x.to_local() of it",
+        "the mapped function returns a DTensor",
+        "x.to_local() of the DTensor x",
     ),
 }
 

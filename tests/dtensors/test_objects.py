@@ -159,7 +159,7 @@ def test_s7_3_meshes() -> None:
         zero = torch.zeros((), dtype=torch.int64)
         found = sf.jit(numbers, backend="aten")(SimulatedTensor([zero] * 4))
         assert [int(x) for x in found.shards] == [0, 110, 1001, 1111]
-        with pytest.raises(sf.CaptureError, match=r"it reads \.name of a mesh or"):
+        with pytest.raises(sf.CaptureError, match=r"the function reads \.name of a mesh or"):
             told(lambda: mesh.get_group("tp").name())
 
 

@@ -135,7 +135,7 @@ def test_what_is_no_value_of_an_argument_is_refused_by_name(name: str) -> None:
     a.square().sum().backward()
     tree: Tree = {"a": a, "b": a}
     fn(tree)
-    with pytest.raises(sf.CaptureError, match="it asks an argument for its .grad, for a tensor"):
+    with pytest.raises(sf.CaptureError, match="the function reads the .grad, an inner tensor"):
         sf.jit(fn, backend="aten")(tree)
 
 

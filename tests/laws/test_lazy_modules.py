@@ -164,7 +164,7 @@ def _fails(x: torch.Tensor) -> float:
 
 
 SHAPED = "reads a parameter that has no shape yet"
-OF_VALUES = "makes its parameters from the values of the arguments of its first call"
+OF_VALUES = "makes its parameters from the values of its first call's arguments"
 FAILING: list[tuple[Any, Any, Any, str]] = [
     (dense, _raises, KeyError, "mine, of 2 dims"),
     (dense, _branches, sf.CaptureError, "branches on a tensor's value"),

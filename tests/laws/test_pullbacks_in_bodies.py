@@ -216,7 +216,7 @@ def test_one_that_draws_is_refused_where_samples_would_draw_apart() -> None:
 
 def test_one_that_torch_made_outside_of_the_function_is_refused_and_ours_is_not() -> None:
     _, pull = torch.func.vjp(layer, W)
-    with pytest.raises(ShardError, match="a pullback of torch.func that was made outside"):
+    with pytest.raises(ShardError, match="a pullback of torch.func.vjp that was made outside"):
         in_scan(lambda c: pull(c)[0], U)
     _, ours = sf.vjp(layer, W)
     step = lambda c: ours(c)[0]

@@ -154,7 +154,8 @@ def test_s5_random_numbers_are_those_of_one_device_and_never_repeat_per_shard(op
         sf.random.state.seed(3)
         torch.testing.assert_close(run(RANDOM[op], (x,), placed), wanted)
     with pytest.raises(
-        sf.CaptureError, match="it makes an object that is not a tensor, such as a generator"
+        sf.CaptureError,
+        match="the function makes an object that is not a tensor, such as a generator",
     ):
         run(
             lambda x: x + torch.rand(5, 4, generator=torch.Generator().manual_seed(1)),

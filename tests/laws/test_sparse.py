@@ -296,7 +296,7 @@ REFUSED: dict[str, tuple[Fn, str, str]] = {
     ),
     "made of a dense one": (
         lambda a: (X @ X.t()).to_sparse() @ X,
-        "of a dense one",
+        "a dense tensor to a sparse one",
         "x.to_dense()",
     ),
 }

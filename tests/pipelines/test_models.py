@@ -267,7 +267,7 @@ def test_buffers_that_a_closed_over_module_writes_are_refused() -> None:
         mesh = sf.make_mesh((2,), ("pp",))
         step = sf.shard(sf.pipelined_grad(loss, 3), mesh, (places, None), backend="aten")
         step(model.params, model.batch)
-    assert "it writes in place to an argument or a closed-over tensor" in str(error.value)
+    assert "the function writes in place to an argument or a closed-over tensor" in str(error.value)
     assert "sf.functionalize(module)" in str(error.value)
 
 

@@ -375,7 +375,9 @@ def test_closed_over_tensors_are_counted_by_type(tmp_path: Path) -> None:
     price = sf.lock(sf.jit(lambda x: x @ w + v), X, path=path).price
     assert price.closed_over == {"f32[6, 6]": 1, "f32[6]": 1}
     assert price.arguments == {"x": "f32[8, 6]"}
-    with pytest.raises(sf.BudgetError, match=r"it closes over 2 tensors f32\[6, 6\] \(was 1\)"):
+    with pytest.raises(
+        sf.BudgetError, match=r"the function closes over 2 tensors f32\[6, 6\] \(was 1\)"
+    ):
         sf.lock(sf.jit(lambda x: x @ w @ u + v), X, path=path)
 
 

@@ -151,7 +151,7 @@ REFUSED = {
     ),
     "a DTensor of pairs, closed over": (
         lambda mesh: closed(distribute_tensor(Pair(A, B), mesh, [Shard(0)]), mesh),
-        "it closes over a DTensor",
+        "the function closes over a DTensor",
     ),
     "a DTensor of tensors that differ by rank": (
         lambda mesh: staged(lambda x: x * 2)(
@@ -175,7 +175,7 @@ REFUSED = {
         lambda mesh: sf.grad(lambda x: ((x * 2) if isinstance(x, Pair) else x * 3).sum())(
             Pair(A, B)
         ),
-        "it reads its .__class__",
+        "the function reads its .__class__",
     ),
 }
 

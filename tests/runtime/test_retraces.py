@@ -77,7 +77,7 @@ def test_values_that_it_closes_over_and_settings() -> None:
     fn = staged(lambda x: x * scale)
     fn(X)
     scale = 3.0
-    assert differences(fn.explain_retrace(X)) == ["scale, which it closes over: 3.0, was 2.0"]
+    assert differences(fn.explain_retrace(X)) == ["closed-over scale: 3.0, was 2.0"]
     fn(X)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         lines = differences(fn.explain_retrace(X), "2 earlier signatures")

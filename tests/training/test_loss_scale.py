@@ -131,7 +131,7 @@ ERRORS: dict[str, tuple[Any, str]] = {
         "  interval is 0, a int, and must be an int from 1 up\n"
         "  needed: a positive number\n  try: 2.0**16",
     ),
-    "gradients in float16": (
+    "float16 gradients": (
         lambda: SCALER.unscale({"n": 1, "w": torch.ones(2).half()}, SCALER.init()),
         "loss_scale.unscale: grads['w'] is torch.float16\n"
         "  needed: gradients of parameters in float32: in float16 small gradients become 0\n"

@@ -192,7 +192,7 @@ def not_scalar(x: torch.Tensor) -> torch.Tensor:
 
 
 CAPTURE = {
-    branches: ("it branches on a tensor's value", "torch.where(condition, a, b)"),
+    branches: ("the function branches on a tensor's value", "torch.where(condition, a, b)"),
     stores: (
         "the function changes an object outside of itself: LOG",
         "return the new value instead of storing it",
@@ -202,7 +202,7 @@ CAPTURE = {
         "keep the value a tensor: no .item(), bool() or int()",
     ),
     grows: (
-        "the shape of nonzero's result depends on values",
+        "the shape of nonzero's result depends on the values of tensors",
         "torch.nonzero_static(x, size=n), which pads to a size that you choose",
     ),
 }
@@ -298,7 +298,7 @@ def test_what_is_not_covered_yet_is_refused_by_name() -> None:
     _, text = refusal(
         sf.CaptureError, lambda: sharded(sf.bucketed_grad(lambda x: branch(x).sum()))(X)
     )
-    assert "it uses torch.cond or another higher-order op under a gradient" in text
+    assert "the function uses torch.cond or another higher-order op under a gradient" in text
 
 
 def test_s9_6_a_checkpointed_layer_is_captured_and_its_gradient_bucketed() -> None:

@@ -334,13 +334,14 @@ def test_s3_1_on_real_ranks() -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "made of what a derivative follows": (
         lambda: sf.grad(lambda x: Pair(x, x * 2).sum().a)(A),
-        """grad(<lambda>): it makes a Pair of tensors that a derivative or vmap follows
+        """grad(<lambda>): the function makes a Pair of tensors to which a derivative \
+or vmap applies
   needed: one pure graph of tensor ops
-  try: the Pair as an argument; or the tensors alone""",
+  try: the Pair as an argument; or use its inner tensors directly""",
     ),
     "taken apart under a derivative": (
         lambda: sf.grad(lambda x: (x.a * 2).sum())(Pair(A, B)),
-        """grad(<lambda>): a derivative or vmap applies to a Pair, and it reads its .a
+        """grad(<lambda>): a derivative or vmap applies to a Pair, and the function reads its .a
   needed: one pure graph of tensor ops
   try: read .a outside of the transform, and pass it as an argument""",
     ),

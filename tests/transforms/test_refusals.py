@@ -262,7 +262,9 @@ def assert_in_our_words(check: str, outer: str) -> None:
     error = caught.value
     file, _, line = (error.source or "").rpartition(":")
     assert file == __file__ and int(line) in lines_of(fn)
-    assert "cannot be read as one graph" not in str(error) and "it raises" not in str(error)
+    assert "cannot be captured as one graph" not in str(error) and "the function raises" not in str(
+        error
+    )
     assert f"at: {error.source}" in str(error)
 
 
@@ -287,15 +289,15 @@ LINEAR = torch.nn.Linear(2, 2)
 UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "new_group": (
         meets(lambda x: dist.new_group([0, 1])),
-        "make groups and meshes outside, and close over the mesh",
+        "make groups and meshes outside of the function, and close over the mesh",
     ),
     "init_process_group": (meets(lambda x: dist.init_process_group("gloo")), "outside"),
     "destroy_process_group": (meets(lambda x: dist.destroy_process_group()), "outside"),
     "new_subgroups_by_enumeration": (
         meets(lambda x: dist.new_subgroups_by_enumeration([[0, 1]])),
-        "make groups and meshes outside, and close over the mesh",
+        "make groups and meshes outside of the function, and close over the mesh",
     ),
-    "a store": (meets(lambda x: dist.FileStore("store")), "make it outside"),
+    "a store": (meets(lambda x: dist.FileStore("store")), "make the object outside"),
     "a group by its name": (
         meets(
             lambda x: dist.distributed_c10d._resolve_process_group(
@@ -306,11 +308,11 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     ),
     "parallelize_module": (
         meets(lambda x: parallelize_module(LINEAR, MESHES[0], ColwiseParallel())),
-        "outside of the function, which closes over the module",
+        "outside of the function, and close over the module",
     ),
     "distribute_module": (
         meets(lambda x: distribute_module(LINEAR, MESHES[0])),
-        "outside of the function, which closes over the module",
+        "outside of the function, and close over the module",
     ),
     "fully_shard": (
         meets(lambda x: fully_shard(LINEAR, mesh=MESHES[0])),
@@ -322,7 +324,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     ),
     "barrier of a group": (
         meets(lambda x: MESHES[0].get_group("dp").barrier()),
-        "ranks keep in step by their collectives",
+        "collectives already keep ranks in step",
     ),
     "a collective of a group": (
         meets(lambda x: MESHES[0].get_group("dp").allreduce([x])),
@@ -332,12 +334,12 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         meets(lambda x: dist.all_reduce(x * 1, async_op=True).get_future()),
         "work.wait()",
     ),
-    "barrier": (meets(lambda x: dist.barrier()), "ranks keep in step by their collectives"),
+    "barrier": (meets(lambda x: dist.barrier()), "collectives already keep ranks in step"),
     "init_device_mesh": (meets(lambda x: init_device_mesh("cpu", (2,))), "make the mesh outside"),
     "DeviceMesh": (meets(lambda x: DeviceMesh("cpu", [0, 1])), "make the mesh outside"),
     "make_mesh": (meets(lambda x: sf.make_mesh((2,), ("q",))), "make the mesh outside"),
     "current_mesh": (meets(lambda x: sf.current_mesh()), "close over the mesh"),
-    "fake_world": (inside_world, "enter the world outside"),
+    "fake_world": (inside_world, "enter the fake world outside"),
     "send": (meets(lambda x: dist.send(x, 1)), "sf.ppermute"),
     "isend": (meets(lambda x: dist.isend(x, 1)), "sf.ppermute"),
     "all_gather_object": (
@@ -346,10 +348,13 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     ),
     "distribute": (lambda x: sf.distribute(x, MESHES[0], P("dp")), "sf.constrain"),
     "from_local": (lambda x: sf.from_local(x, MESHES[0], P("dp")), "sf.constrain"),
-    "functionalize": (meets(lambda x: sf.functionalize(torch.nn.Linear(2, 2))), "make it outside"),
+    "functionalize": (
+        meets(lambda x: sf.functionalize(torch.nn.Linear(2, 2))),
+        "call functionalize outside",
+    ),
     "pin": (meets(lambda x: sf.pin(LINEAR, {"": P("dp")})), "sf.constrain"),
     "init": (lambda x: sf.init(torch.nn.Identity), "outside of the function"),
-    "lower": (meets(lambda x: sf.jit(torch.sin).lower(x)), "call the function"),
+    "lower": (meets(lambda x: sf.jit(torch.sin).lower(x)), "call the transformed function"),
     "check": (meets(lambda x: sf.check(torch.sin, x)), "outside of the function"),
 }
 
@@ -400,4 +405,4 @@ def assert_says_instead(call: str, outer: str) -> None:
             staged(X)
     assert instead in (caught.value.fix or "")
     assert (caught.value.source or "").startswith(__file__)
-    assert "cannot be read as one graph" not in str(caught.value)
+    assert "cannot be captured as one graph" not in str(caught.value)

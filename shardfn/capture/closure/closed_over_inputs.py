@@ -19,7 +19,7 @@ from . import closed_over_tensors
 
 def refuse_closed_over_classes(tensors: Sequence[torch.Tensor], name: str) -> None:
     if any(isinstance(x, leaked_values.LeakedTensor) for x in tensors):
-        raise leaked_values.leaked(f"{name}, a tensor that it closes over")
+        raise leaked_values.leaked(f"{name}, a closed-over tensor")
     wrong = [
         x
         for x in tensors
@@ -29,9 +29,9 @@ def refuse_closed_over_classes(tensors: Sequence[torch.Tensor], name: str) -> No
     if wrong:
         raise CaptureError.of(
             name,
-            f"it closes over a {_compat.class_name(wrong[0])}",
+            f"the function closes over a {_compat.class_name(wrong[0])}",
             needed="plain tensors",
-            fix="pass it as an argument, which carries its placement",
+            fix="pass this tensor as an argument, which carries its placement",
         )
 
 

@@ -21,9 +21,9 @@ from .. import annotations as sources
 DEEP = 8
 MANY = 20_000
 FIXES = (
-    "pass it as an argument and differentiate inside with sf.grad",
+    "pass the tensor as an argument and differentiate inside the function with sf.grad",
     ".detach() constants",
-    "call it under torch.no_grad()",
+    "call the function under torch.no_grad()",
 )
 
 
@@ -140,7 +140,10 @@ class ClosedOver:
         """
         held = [x for x, _ in self.holders if x.requires_grad]
         if held and torch.is_grad_enabled():
-            got = f"it closes over a {_compat.class_name(held[0])}, which requires grad: its "
+            got = (
+                f"the function closes over a {_compat.class_name(held[0])}, which requires grad: "
+                "its "
+            )
             got += "gradient would be lost"
             raise CaptureError.of(
                 name,
@@ -154,7 +157,7 @@ class ClosedOver:
         if _compat.in_dual_level():
             dual = [i for i, x in enumerate(self.tensors) if _compat.has_tangent(x)]
             if dual:
-                raise lost_tangent(f"{name}, {self.names[dual[0]]} that it closes over")
+                raise lost_tangent(f"{name}, closed-over {self.names[dual[0]]}")
 
     def _lost(self, name: str, lost: list[int]) -> CaptureError:
         names = list(dict.fromkeys(self.names[i] for i in lost))
@@ -162,7 +165,10 @@ class ClosedOver:
         verb, its = (
             ("requires", "its gradient") if len(names) == 1 else ("require", "their gradients")
         )
-        got = f"it closes over {', '.join(names[:4])}{more}, which {verb} grad: {its} would be lost"
+        got = (
+            f"the function closes over {', '.join(names[:4])}{more}, which {verb} grad: {its} "
+            "would be lost"
+        )
         fixes = FIXES
         if any(isinstance(self.tensors[i], torch.nn.Parameter) for i in lost):
             owner = names[0].rpartition(".")[0] or "module"
@@ -187,7 +193,7 @@ def lost_tangent(where: str) -> ShardError:
     source = call_site()
     return ShardError.of(
         where,
-        "it has a tangent (torch.autograd.forward_ad), which would be lost",
+        "the tensor has a tangent (torch.autograd.forward_ad), which would be lost",
         fix="sf.jvp(fn, primals, tangents), or torch.func.jvp",
         source=source,
     )

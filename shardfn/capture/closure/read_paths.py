@@ -51,7 +51,7 @@ def name_of(path: Path) -> str:
             text = f"submodules of {to} that train"
         elif kind in ("item", "value"):
             text += f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
-    return text.strip(".") or "something that it closes over"
+    return text.strip(".") or "a closed-over object"
 
 
 def root_object(kind: str, to: Any, fn: Any) -> Any:

@@ -8,27 +8,29 @@ import re
 
 from ... import _compat
 
-SHAPE = "the shape of {what}'s result depends on values"
+SHAPE = "the shape of {what}'s result depends on the values of tensors"
 READ = "{what} reads a tensor's value while the function is traced"
-FIXED = "a result of fixed size: torch.where, topk, or a mask"
+FIXED = "compute a result of fixed size: torch.where, topk, or a mask"
 STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
 
 PACKED = (
-    "the size of a packed sequence depends on values, its lengths",
-    "lengths.tolist(), outside of the function; or the padded batch: y, _ = rnn(x), "
+    "the size of a packed sequence depends on values, the lengths",
+    "pass lengths.tolist(), made outside of the function; or use the padded batch: y, _ = rnn(x), "
     "torch.where(mask, y, 0), y[torch.arange(n), lengths - 1]",
 )
 # Files of torch whose code reads values, and what it reads them for.
-DRAWN = "a sample that is drawn outside, as an argument"
+DRAWN = "draw the sample outside of the function, and pass it as an argument"
 FILES = {
     "torch/nn/utils/rnn.py": PACKED,
     "nn/modules/rnn.py": PACKED,
     "torch/distributions/von_mises.py": (
-        "VonMises draws again until enough numbers are accepted, which depends on values",
+        "the number of draws of VonMises depends on values: it draws again until enough are "
+        "accepted",
         DRAWN,
     ),
     "torch/distributions/wishart.py": (
-        "Wishart checks its matrix and draws again, which depends on values",
+        "the number of draws of Wishart depends on values: it draws again until the matrix is "
+        "valid",
         DRAWN,
     ),
 }
@@ -50,7 +52,11 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
         "unique_consecutive",
         "x[1:] != x[:-1], which marks where a new run begins",
     ),
-    "bincount": (SHAPE, "bincount", "torch.bincount(x, minlength=n), of numbers below n"),
+    "bincount": (
+        SHAPE,
+        "bincount",
+        "torch.bincount(x, minlength=n), where all numbers are below n",
+    ),
     "repeat_interleave": (
         SHAPE,
         "repeat_interleave",
@@ -59,7 +65,7 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
     "tensor_split": (
         SHAPE,
         "tensor_split",
-        "sections, or a tuple of numbers, instead of a tensor of indices",
+        "pass a number of sections or a tuple of numbers in place of a tensor of indices",
     ),
     "one_hot": (SHAPE, "one_hot", "one_hot(x, num_classes=n)"),
     "_pack_padded_sequence": (PACKED[0], "", PACKED[1]),
@@ -85,14 +91,14 @@ READERS = {
     "item": "item",
     "tolist": "tolist",
 }
-BRANCH = ("it branches on a tensor's value", "torch.where(condition, a, b)")
+BRANCH = ("the function branches on a tensor's value", "torch.where(condition, a, b)")
 NUMBER = (
-    "it takes a tensor's value for a number: an index, a size or a count",
-    "x.index_select(dim, i.reshape(1)), torch.gather, or a number that is an argument",
+    "the function uses a tensor's value as a Python number: an index, a size or a count",
+    "x.index_select(dim, i.reshape(1)) or torch.gather; or pass the number as an argument",
 )
 KEY = (
-    "it takes a tensor for a key of a dict",
-    "torch.stack(values).index_select(0, i.reshape(1)).squeeze(0), of values in a list",
+    "the function uses a tensor as a key of a dict",
+    "torch.stack(values).index_select(0, i.reshape(1)).squeeze(0), with the values in a list",
 )
 
 # Texts of torch's errors for an op that needs a value, where torch has no exception class, and
@@ -176,7 +182,7 @@ def cause_of_error(error: BaseException, text: str) -> tuple[str, str] | None:
     if sign and sign[1]:
         return sign[1]
     return (
-        (NUMBER[0].replace("it takes", f"{name or 'it'} takes"), NUMBER[1])
+        (NUMBER[0].replace("the function", name or "the function"), NUMBER[1])
         if reads
         else (SHAPE.format(what=name or "an op"), FIXED)
     )

@@ -24,23 +24,35 @@ class Row(NamedTuple):
     third: bool = False  # only a third derivative is wrong, two of them in forward mode
 
 
-FACTORS = "its tangent takes the factors of the matrix for constants"
-MOMENTS = "its tangent takes the mean and the variance for constants"
+FACTORS = "torch's tangent of this op treats the factors of the matrix as constants"
+MOMENTS = "torch's tangent of this op treats the mean and the variance as constants"
 TABLE = (
     Row(("det", "logdet", "slogdet", "_linalg_det", "_linalg_slogdet"), FACTORS),
     Row(("solve", "solve_ex", "tensorsolve", "_linalg_solve_ex"), FACTORS),
     Row(("layer_norm", "native_layer_norm"), MOMENTS),
     Row(("batch_norm", "instance_norm", "native_batch_norm"), MOMENTS),
     Row(("_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"), MOMENTS),
-    Row(("householder_product", "orgqr"), "its tangent takes its reflectors for constants"),
-    Row(("eig", "eigvals", "_linalg_eig"), "the tangent of its tangent lacks terms", third=True),
-    Row(("cumprod",), "its tangent is a quotient, whose derivative at zero is another"),
     Row(
-        ("cholesky_inverse", "triangular_solve"), "its tangent counts both triangles", at_once=True
+        ("householder_product", "orgqr"),
+        "torch's tangent of this op treats the reflectors as constants",
+    ),
+    Row(
+        ("eig", "eigvals", "_linalg_eig"),
+        "torch's tangent of this op's tangent lacks terms",
+        third=True,
+    ),
+    Row(
+        ("cumprod",),
+        "torch's tangent of this op is a quotient, which has a wrong derivative at zero",
+    ),
+    Row(
+        ("cholesky_inverse", "triangular_solve"),
+        "torch's tangent of this op counts both triangles of the matrix",
+        at_once=True,
     ),
 )
 ROWS = {name: row for row in TABLE for name in row.ops}
-FIX = "forward over reverse: sf.hessian, or sf.jvp of sf.grad or sf.vjp"
+FIX = "differentiate forward over reverse: sf.hessian, or sf.jvp of sf.grad or sf.vjp"
 
 
 def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -55,14 +67,14 @@ def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
         return
     modes = _compat.followed([*args, *kwargs.values()])
     if row.at_once and "jvp" in modes:
-        got, fix = f"{row.why} (torch)", "reverse mode: sf.vjp, sf.jacrev"
+        got, fix = f"{row.why}", "use reverse mode: sf.vjp or sf.jacrev"
     elif row.third:
         if modes.count("jvp") < 2 or len(modes) < 3:
             return
-        got = f"a third derivative is taken, two of them in forward mode, and {row.why} (torch)"
-        fix = "forward mode for one of the derivatives at most"
+        got = f"a third derivative is taken, twice in forward mode, and {row.why}"
+        fix = "use forward mode for at most one of the derivatives"
     elif "jvp" in modes[:-1]:
-        got, fix = f"a derivative of its tangent is taken, and {row.why} (torch)", FIX
+        got, fix = f"the call takes a derivative of the op's tangent, and {row.why}", FIX
     else:
         return
     raise CaptureError.of(f"op {name}", got, fix=fix, source=sources.user_line(node))

@@ -13,19 +13,23 @@ from . import data_dependent
 
 SHARED = "a tensor here, since ranks share one program"
 PART = (
-    "distribute_tensor(x, mesh, [Shard(0)]).to_local(), or "
-    "x.index_select(0, rank * n + torch.arange(n)), for this rank's part of x"
+    "for this rank's part of x use distribute_tensor(x, mesh, [Shard(0)]).to_local(), or "
+    "x.index_select(0, rank * n + torch.arange(n))"
 )
-ONE_OF = "torch.stack(values).index_select(0, rank.reshape(1)) for one of several values"
+ONE_OF = (
+    "torch.stack(values).index_select(0, rank.reshape(1)), which selects one of several "
+    "values by rank"
+)
 BRANCH = (
-    "it branches on the number of a rank, or slices by it",
-    f"torch.where(rank == 0, a, b) for a branch; {PART}; sf.axis_index(axis_name) in shard_map",
+    "the function branches or slices by the number of a rank",
+    f"torch.where(rank == 0, a, b) in place of a branch; {PART}; in shard_map "
+    "sf.axis_index(axis_name) is the rank",
 )
 NUMBER = (
-    "it takes the number of a rank for a Python number: an index, a size or a count",
-    f"{PART}; {ONE_OF}; sf.axis_index(axis_name) in shard_map",
+    "the function uses the number of a rank as a Python number: an index, a size or a count",
+    f"{PART}; {ONE_OF}; in shard_map sf.axis_index(axis_name) is the rank",
 )
-KEY = ("it takes the number of a rank for a key of a dict", ONE_OF)
+KEY = ("the function uses the number of a rank as a key of a dict", ONE_OF)
 OF_RANKS = {  # the problem of a value -> of the number of a rank, with the suggestion
     data_dependent.BRANCH[0]: BRANCH,
     data_dependent.NUMBER[0]: NUMBER,

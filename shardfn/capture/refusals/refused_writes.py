@@ -13,9 +13,9 @@ from .. import annotations as sources
 from ..aten_views import viewed
 
 ALONE = (
-    "global values, and placements; shard adds the communication, and constrain asks for "
-    "it; in shard_map: "
-    "sf.psum(x, axis_name), sf.all_gather, sf.psum_scatter, sf.all_to_all, sf.ppermute"
+    "compute with global values: sf.shard adds the communication that their placements need, "
+    "and sf.constrain requests a placement; in shard_map call sf.psum(x, axis_name), "
+    "sf.all_gather, sf.psum_scatter, sf.all_to_all or sf.ppermute"
 )
 
 
@@ -78,16 +78,17 @@ def refuse_collectives(graph: torch.fx.GraphModule, name: str) -> None:
 
 
 BUFFERS = (
-    "for the buffers of a module: fn, params, buffers = sf.functionalize(module), whose fn "
-    "returns their new values, or where parameters are DTensors torch.func.functional_call("
-    "module, buffers, args) of clones, which the function returns"
+    "for the buffers of a module use fn, params, buffers = sf.functionalize(module), whose fn "
+    "returns new buffers; with DTensor parameters pass clones of the buffers to "
+    "torch.func.functional_call(module, buffers, args) and return them"
 )
 
 # ops whose write is not plain in the user's line: the problem, and the suggestion
 WRITERS = {
     torch.ops.aten.embedding_renorm_.default: (
         "an embedding with max_norm rescales rows of its weight in place",
-        "no max_norm, and before the call weight.copy_(torch.renorm(weight, 2, 0, max_norm))",
+        "leave out max_norm, and call weight.copy_(torch.renorm(weight, 2, 0, max_norm)) "
+        "before the function",
     )
 }
 
@@ -120,7 +121,7 @@ def refuse_mutation(
             if path == OF_BODY:
                 fix = f"return the new value, or write to a clone(); {BUFFERS}"
         else:
-            path = "a tensor that it closes over"
+            path = "a closed-over tensor"
             where = f"{name}, {path}"
             fix = f"{BUFFERS}; or return the new value, or write to a clone()"
         got = "the function writes to this tensor in place"
@@ -147,7 +148,7 @@ def refuse_array_writes(python: torch.fx.GraphModule, name: str) -> None:
         if _compat.is_array_input(node) and node.meta["example_value"]._version:
             lines = map(sources.user_line, node.users)
             raise CaptureError.of(
-                f"{name}, a NumPy array that it closes over",
+                f"{name}, a closed-over NumPy array",
                 "the function writes to this array in place",
                 needed="a function without side effects",
                 fix="return the new value, or write to a copy: array.copy()",
@@ -172,9 +173,10 @@ def refuse_windows(node: torch.fx.Node, name: str) -> None:
         if isinstance(value, torch.fx.Node) and _is_windowed(value):
             raise CaptureError.of(
                 name,
-                "the function writes through windows that overlap or omit elements",
-                needed="writes to views whose elements are each in memory once",
-                fix="compute the new value: torch.where, x.index_add, or slices such as x[::2]",
+                "the function writes to a view whose windows overlap or omit elements",
+                needed="in-place writes only to views in which each element has its own place in "
+                "memory",
+                fix="compute the new value with torch.where, x.index_add, or slices such as x[::2]",
                 source=sources.user_line(node),
             )
 

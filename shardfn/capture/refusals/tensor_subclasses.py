@@ -16,14 +16,14 @@ from ..dynamo_nodes import name_of
 from . import leaked_values
 
 FIX = (
-    "DTensor.from_local(x, mesh, placements) or distribute_tensor, in jit and shard_map; "
-    "global tensors inside: in_placements, out_placements and sf.constrain(x, "
-    "placements) place them; "
-    "sf.shard_map and sf.psum, sf.all_gather, ... are for the code of one rank"
+    "under sf.shard use global tensors, which in_placements, out_placements and "
+    "sf.constrain(x, placements) place; use sf.jit or sf.shard_map for code with "
+    "DTensor.from_local, distribute_tensor, sf.psum or sf.all_gather"
 )
-DTENSOR = "it makes a DTensor inside, or takes one apart"
+DTENSOR = "the function makes a DTensor, or reads the local tensor of one"
 PLAIN = (
-    "x.as_subclass(torch.Tensor); or a class with __tensor_flatten__, which names its inner tensors"
+    "x.as_subclass(torch.Tensor); or give the class a __tensor_flatten__ that names its inner "
+    "tensors"
 )
 
 # calls of torch.func, in Dynamo's graph, after which a transform follows a tensor
@@ -54,7 +54,7 @@ def refuse_made(python: torch.fx.GraphModule, name: str) -> None:
             is_tensor = isinstance(value, torch.Tensor)
             if is_tensor and _is_refused(value):
                 kind = _compat.class_name(value)
-                got = DTENSOR if kind == "DTensor" else f"it makes a {kind}"
+                got = DTENSOR if kind == "DTensor" else f"the function makes a {kind}"
                 raise subclass_error(name, got, sources.user_line(node))
 
 
@@ -64,7 +64,7 @@ def _refuse_sending(node: torch.fx.Node, name: str) -> None:
     if isinstance(node.target, str) or op.split(".")[0] not in SENDING:
         return
     source = sources.user_line(node)
-    got = f"it calls {op}, which communicates by itself"
+    got = f"the function calls {op}, which runs collectives of its own"
     needed = "collectives that shardfn knows"
     fix = "torch.distributed.all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single, "
     fix += "and then the product; or DTensors: x.redistribute(mesh, placements) @ w"
@@ -79,7 +79,7 @@ def _refuse_unread(node: torch.fx.Node, name: str) -> None:
         raise CaptureError.of(
             name,
             f"a derivative or vmap applies to a {kind}, whose class has a __torch_function__",
-            fix="pass the tensors that it holds as arguments, or define __torch_dispatch__",
+            fix="pass its inner tensors as arguments, or define __torch_dispatch__ in the class",
             source=sources.user_line(node),
         )
 
@@ -115,7 +115,7 @@ def refuse_unheld_tensors(out: Any, name: str) -> None:
             raise CaptureError.of(
                 f"{name}, result{path}",
                 f"a {_compat.class_name(x)}, whose __tensor_flatten__ has a tensor in its context",
-                fix="the tensor among the names of __tensor_flatten__",
+                fix="list the tensor among the names that __tensor_flatten__ returns",
                 arg_path="result" + path,
             )
 

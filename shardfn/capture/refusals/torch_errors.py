@@ -19,14 +19,14 @@ from .unsupported_calls import GENERATOR, row_of, row_of_attribute, row_of_error
 
 HELD = (
     "it writes in place to an argument or a closed-over tensor",
-    "a new value; in a module, register_buffer for state that changes",
+    "return a new value; in a module, use register_buffer for state that changes",
 )
 
 MODULES = r"\._modules\['(\w+)'\]"  # in Dynamo's name of a submodule
 
-HIGHER_ORDER = "it uses torch.cond or another higher-order op under a gradient"
+HIGHER_ORDER = "the function uses torch.cond or another higher-order op under a gradient"
 
-UNREAD = "it cannot be read as one graph"
+UNREAD = "the function cannot be captured as one graph"
 OF_VALUES = (
     data_dependent.BRANCH[0],
     data_dependent.NUMBER[0],
@@ -34,40 +34,44 @@ OF_VALUES = (
     ".item()",
     ".tolist()",
     UNREAD,
-    "it raises",
+    "the function raises",
 )
 
 SHAPED = "call the module once on an example, which makes its parameters"
 
 DENSE = (
-    "x.to_dense() outside; or its indices and values as arguments, and index_add of the rows that "
-    "they choose"
+    "call x.to_dense() outside of the function; or pass indices and values as arguments, and "
+    "use index_add"
 )
 
 DETACHED = (
-    "x.detach() of arguments that need no gradient of a gradient; for attention "
+    "x.detach() of arguments that need no second derivative; for attention, "
     "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
 )
 
 DEVICES = "tensors on different devices meet in one op"
-ONE_DEVICE = "device=x.device where it makes a tensor; x.to(device) before the call for others"
+ONE_DEVICE = (
+    "device=x.device for tensors that the function makes; x.to(device) before the call for "
+    "arguments"
+)
 
 CUSTOM_OP = (
-    "it differentiates a custom op that has no derivative which can be used here",
-    "torch.library.custom_op with register_autograd, and arguments that are tensors, not lists of "
-    "them",
+    "the function differentiates a custom op that has no usable derivative",
+    "torch.library.custom_op with register_autograd, and arguments that are tensors, not "
+    "lists of tensors",
 )
 
 SHARED = (
-    "under vmap, it writes values that differ between the samples to a tensor that they share",
-    "x.new_zeros(shape) or zeros_like(x) of a tensor x that differs; or the op that returns "
-    "the value",
+    "under vmap, the function writes values that differ between samples to a tensor that all "
+    "samples share",
+    "write to x.new_zeros(shape) or zeros_like(x) of a tensor x that differs between samples; "
+    "or use an op that returns the value",
 )
 
 BRANCHES = "Data-dependent branching"
 # torch's text -> the problem for the user, and the suggestion.
 WRITTEN_ARRAY = (
-    "it writes in place to a NumPy array by np.copyto or np.put",
+    "the function writes in place to a NumPy array by np.copyto or np.put",
     "return the new value, or write to a copy: array.copy()",
 )
 CAUSES = (
@@ -78,26 +82,26 @@ CAUSES = (
         "the function changes an object outside of itself: {places}",
         "return the new value instead of storing it",
     ),
-    (BRANCHES, "it branches on a tensor's value", "torch.where(condition, a, b)"),
+    (BRANCHES, "the function branches on a tensor's value", "torch.where(condition, a, b)"),
     (_compat.MAKES_DTENSOR, tensor_subclasses.DTENSOR, tensor_subclasses.FIX),
-    (_compat.WITHOUT_SHAPE, "it reads a parameter that has no shape yet", SHAPED),
+    (_compat.WITHOUT_SHAPE, "the function reads a parameter that has no shape yet", SHAPED),
     (
         _compat.WITHOUT_VALUES,
-        "a module makes its parameters from the values of the arguments of its first call",
+        "a lazy module makes its parameters from the values of its first call's arguments",
         SHAPED,
     ),
     (
         "Tensor subclass Uninitialized",
-        "it makes a module whose parameters have no shape yet",
-        "a module that is given its sizes: nn.Linear(5, 3) for nn.LazyLinear(3)",
+        "the function makes a module whose parameters have no shape yet",
+        "a module with stated sizes: nn.Linear(5, 3) in place of nn.LazyLinear(3)",
     ),
     ("to be on the same device", DEVICES, ONE_DEVICE),
     ("'dst' must be an array", *WRITTEN_ARRAY),  # np.copyto
     ("'a' must be an array", *WRITTEN_ARRAY),  # np.put
     (
         _compat.ASKS_RANK,
-        "it asks which rank it runs on, and its answer would be the same on every rank",
-        "sf.axis_index(axis_name) inside shard_map; mesh.size() where a size will do",
+        "the function asks for its rank, and the captured answer would be the same on every rank",
+        "sf.axis_index(axis_name) inside shard_map; or mesh.size() for the number of ranks",
     ),
     (_compat.READS_GENERATOR, *GENERATOR),
     ("torch.Generator method", *GENERATOR),
@@ -105,39 +109,39 @@ CAUSES = (
     ("of class `RandomState`", *GENERATOR),
     (
         _compat.READS_ARGUMENT,
-        "it asks an argument for its .grad, for a tensor that the argument holds, or which tensor "
-        "it is, where one is given twice",
-        "that tensor as an argument of its own; a tensor that is given twice, once",
+        "the function reads the .grad, an inner tensor or the identity of an argument tensor",
+        "pass that tensor as a separate argument; pass each tensor only once",
     ),
     (
         _compat.READS_FLAG,
-        "it asks a computed tensor whether it requires grad, in inference mode or after ops that "
-        "cannot run twice",
-        "x.requires_grad of an argument; torch.no_grad() for torch.inference_mode()",
+        "the function reads requires_grad of a computed tensor, in inference mode or after "
+        "ops that cannot run twice",
+        "read x.requires_grad of an argument; use torch.no_grad() in place of "
+        "torch.inference_mode()",
     ),
     (
         _compat.READS_VERSION,
-        "it asks a tensor for its ._version, how often it was written to in place",
-        "a number that the function counts itself",
+        "the function reads ._version of a tensor, its number of in-place writes",
+        "count the writes in the function itself",
     ),
     (
         _compat.READS_CONTEXT,
-        "it reads a context variable",
-        "read it outside, and pass the value as an argument",
+        "the function reads a context variable",
+        "read the variable outside of the function, and pass the value as an argument",
     ),
     (
         "trace_autograd_ops",
-        "it calls torch.autograd.grad or backward",
-        "sf.grad(loss), sf.value_and_grad(loss) or sf.vjp inside of it",
+        "the function calls torch.autograd.grad or backward",
+        "use sf.grad(loss), sf.value_and_grad(loss) or sf.vjp inside the function",
     ),
     (
         "Unsupported Tensor.requires_grad_() call",
-        "it changes whether a tensor from outside requires grad",
-        "x.detach() inside; or x.requires_grad_(False) before the call",
+        "the function changes requires_grad of an argument or a closed-over tensor",
+        "x.detach() inside the function; or x.requires_grad_(False) before the call",
     ),
     (
         "Trying to access a forward AD level",
-        "it opens a level of torch.autograd.forward_ad",
+        "the function opens a level of torch.autograd.forward_ad (dual numbers)",
         "sf.jvp(fn, primals, tangents)",
     ),
     (
@@ -152,95 +156,104 @@ CAUSES = (
     ),
     (
         "floating point dtype can require",
-        "it differentiates an argument that is not floating",
-        "argnums of floating arguments",
+        "the function differentiates an argument that is not a floating-point tensor",
+        "set argnums to floating-point arguments",
     ),
     (
         "Thing passed to transform API must be Tensor",
-        "it differentiates a value that is not a tensor",
-        "argnums of trees of floating tensors only",
+        "the function differentiates a value that is not a tensor",
+        "set argnums to arguments whose leaves are all floating-point tensors",
     ),
     (
         "an inplace view on a graph input",
-        "it changes the shape of an argument in place",
+        "the function changes the shape of an argument in place",
         "a new view: x = x.squeeze(0)",
     ),
     (
         "_distributed.Shard(dim",
-        "it makes a placement Shard of something that is not the number of a tensor dim",
+        "the function calls Shard(x) with an x that is not the number of a tensor dim",
         "Shard(0); a list has one placement for each mesh axis: [Shard(0), Replicate()]",
     ),
     (
         "_distributed.Partial(reduce_op",
-        "it makes a placement Partial of something that is not the name of a reduction",
+        "the function calls Partial(x) with an x that is not the name of a reduction",
         'Partial(), or Partial("avg"), "max" or "min"',
     ),
-    ("_distributed.Replicate()", "it makes a placement Replicate with an argument", "Replicate()"),
+    ("_distributed.Replicate()", "the function calls Replicate with an argument", "Replicate()"),
     (
         "Shape mismatch with out=",
-        "out= has another shape than the result",
-        "out= of the result's shape, or the result itself",
+        "the out= tensor has another shape than the result",
+        "give out= the shape of the result, or use the returned result",
     ),
     (
         "with non-contiguous `out=`",
-        "out= is a view with gaps",
+        "the out= tensor is a view with gaps in memory",
         "assign the result: y[:, 1:] = torch.add(a, b)",
     ),
     (
         "Tensor with grad_fn()",
-        "it reads the grad_fn of a tensor, or a module in it has a backward hook",
+        "the function reads the grad_fn of a tensor, or a module in it has a backward hook",
         "a hook on a tensor: y.register_hook(fn)",
     ),
     (
         "opaque object was created",
-        "it makes an object that is not a tensor, such as a generator",
+        "the function makes an object that is not a tensor, such as a generator",
         "pass random tensors in as arguments",
     ),
     (
         "of class `LeakedTensor`",
-        "it uses a traced value that an earlier call has stored",
+        "the function uses a traced value that an earlier call stored",
         "return the value from the function that computes it",
     ),
     (
         "can not return a BatchedTensor when out_dim is None",
-        "a result that differs between the samples of a vmap has out_axes None",
+        "out_axes is None for a result that differs between the samples of a vmap",
         "out_axes=0 for that result",
     ),
     (
         "modified by an inplace operation",
-        "it writes in place to a tensor that a derivative reads",
-        "write to a copy: y = y.clone(), and then the write; or a new value",
+        "the function writes in place to a tensor that a derivative reads",
+        "write to a copy, after y = y.clone(); or compute a new value",
     ),
     (
         "mutate a captured Tensor",
         HELD[0],
-        f"a new value; {BUFFERS}, as aux of a derivative (has_aux=True)",
+        f"return a new value; {BUFFERS}, as aux of a derivative (has_aux=True)",
     ),
     ("in extra_args that has more elements", *SHARED),
     (
         "Batch norm got a batched tensor",
-        "under vmap, it writes to a buffer that all samples share",
+        "under vmap, the function writes to a buffer that all samples share",
         BUFFERS,
     ),
     (
         "HOP: Unsafe side effect",
-        "the body of a scan, a cond or a checkpointed call changes something outside of it",
+        "the body of a scan, a cond or a checkpointed call changes an object outside of the body",
         f"return the new value from the body; {BUFFERS}",
     ),
     ("a leaf Variable that requires grad is being used in an in-place", *HELD),
     (
         "not support sparse Tensors",
-        "it makes a sparse tensor of a dense one, or of a layout other than COO, CSR and CSC",
+        "the function converts a dense tensor to a sparse one, or uses a layout other than "
+        "COO, CSR and CSC",
         DENSE,
     ),
-    ("Tensor.resize_()", "it resizes a tensor in place", "x.reshape(shape), or torch.empty(shape)"),
+    (
+        "Tensor.resize_()",
+        "the function resizes a tensor in place",
+        "x.reshape(shape), or torch.empty(shape)",
+    ),
 )
 
 
 # torch's texts of a vmap, for calls that are right on one sample
 OF_SAMPLES = (
     ("doesn't match the broadcast shape", *SHARED),
-    ("doesn't work on out=", "under vmap, it writes to an out=", "the op that returns the value"),
+    (
+        "doesn't work on out=",
+        "under vmap, the function writes to an out= tensor",
+        "use the op without out=, which returns the value",
+    ),
 )
 
 
@@ -305,14 +318,14 @@ def cause_in_tables(
 def _of_unknown_cause(error: BaseException, text: str) -> tuple[str, str]:
     """The problem and the suggestion where no table has the cause of an error."""
     if match := re.search(r"derivative for aten::(\w+) is not implemented", text):
-        return f"it differentiates {match[1]}, of which torch has no derivative", DETACHED
+        return f"the function differentiates {match[1]}, of which torch has no derivative", DETACHED
     if "BatchedTensor(" in text:
         for sign, got, fix in OF_SAMPLES:
             if sign in text.replace("\\'", "'"):  # torch 2.15 quotes the error
                 return got, fix
     raised = _exception_text(text, "got") or _exception_text(text, "raised exception")
     if raised:
-        return f"it raises {raised}", "a call that works on plain tensors"
+        return f"the function raises {raised}", "check that the same call works on plain tensors"
     first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [
         type(error).__name__
     ]
@@ -334,16 +347,19 @@ def _of_foreign_classes(text: str) -> tuple[str, str] | None:
     methods on an argument.
     """
     if match := re.search(_compat.FOREIGN + r" (\w+);", text):
-        return f"it closes over a {match[1]}", tensor_subclasses.PLAIN
+        return f"the function closes over a {match[1]}", tensor_subclasses.PLAIN
     if match := re.search(_compat.MADE + r" (\w+);", text):
-        return f"it makes a {match[1]}", tensor_subclasses.PLAIN
+        return f"the function makes a {match[1]}", tensor_subclasses.PLAIN
     if match := re.search(_compat.FOLLOWED + r" (\w+) for its (\.\w+);", text):
         fix = f"read {match[2]} outside of the transform, and pass it as an argument"
-        got = f"a derivative or vmap applies to a {match[1]}, and it reads its {match[2]}"
+        got = f"a derivative or vmap applies to a {match[1]}, and the function reads its {match[2]}"
         return got, fix
     if match := re.search(_compat.MADE_OF_FOLLOWED + r" (\w+);", text):
-        fix = f"the {match[1]} as an argument; or the tensors alone"
-        return (f"it makes a {match[1]} of tensors that a derivative or vmap follows", fix)
+        fix = f"pass the {match[1]} as an argument; or use its inner tensors directly"
+        return (
+            f"the function makes a {match[1]} of tensors to which a derivative or vmap applies",
+            fix,
+        )
     if match := re.search(_compat.COMMUNICATES + r" (\w+);", text):
         known = row_of(match[1])
         return known or (f"the function calls a collective itself: {match[1]}", ALONE)
@@ -355,7 +371,10 @@ def _of_foreign_classes(text: str) -> tuple[str, str] | None:
     )
     match = re.search(asked[0], text) or re.search(asked[1], text)
     if match and hasattr(DTensor, match[1]):
-        got = f"it asks for .{match[1]} of a global tensor, which is not a DTensor inside"
+        got = (
+            f"the function reads .{match[1]} of a global tensor, which is not a DTensor inside "
+            "sf.shard"
+        )
         return got, tensor_subclasses.FIX
     return None
 
@@ -374,10 +393,10 @@ def _changed_objects(text: str, paths: Sequence[str], read: Any) -> str:
         elif name == "fn":  # the function itself, and its attributes
             places.append(_object_name(read, way))
         elif inside := re.fullmatch(_compat.FUNCTION + r"_(\w*)_\d+_c\w+", name):
-            places.append(f"what {inside[1]} closes over or has as a default")
+            places.append(f"a closed-over or default value of {inside[1]}")
         else:
             places.append(way.lstrip(".") if name.startswith("__import") else name + way)
-    return ", ".join(dict.fromkeys(places)) or "something that it closes over"
+    return ", ".join(dict.fromkeys(places)) or "a closed-over object"
 
 
 def _object_name(x: Any, path: str) -> str:
@@ -396,7 +415,7 @@ def _object_name(x: Any, path: str) -> str:
             x = getattr(x, attribute) if attribute else x[int(position)]
             last = last if attribute else f"an attribute of {type(x).__name__}"
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return "something that it closes over"
+        return "a closed-over object"
     return last
 
 

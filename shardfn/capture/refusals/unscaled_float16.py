@@ -27,10 +27,10 @@ def refuse_unscaled(graph: torch.fx.GraphModule, name: str) -> None:
     if any(IN_FLOAT16 in noted and _is_backward(noted) for noted in notes):
         raise CaptureError.of(
             name,
-            "gradients in float16 of a loss that is not scaled: small gradients become 0",
-            needed="a loss that scaler.scale has scaled",
-            fix="scaler = sf.loss_scale(), and return scaler.scale(loss, state); "
-            "or mixed_precision(compute=torch.bfloat16)",
+            "float16 gradients of an unscaled loss: small gradients become 0",
+            needed="a loss that scaler.scale (of sf.loss_scale) has scaled",
+            fix="scaler = sf.loss_scale(), and return scaler.scale(loss, state); or use "
+            "mixed_precision(compute=torch.bfloat16)",
         )
 
 

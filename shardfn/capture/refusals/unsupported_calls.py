@@ -11,163 +11,173 @@ from ... import _compat
 from ...errors import is_inside
 
 GROUP = (
-    "it makes or ends a process group",
-    "make groups and meshes outside, and close over the mesh",
+    "the function makes or ends a process group",
+    "make groups and meshes outside of the function, and close over the mesh",
 )
-MESH = ("it makes a mesh", "make the mesh outside of the function, and close over it")
+MESH = ("the function makes a mesh", "make the mesh outside of the function, and close over it")
 RETURNED = (
-    "it returns a process group, or passes one where a tensor belongs",
+    "the function returns a process group, or passes one in place of a tensor",
     "mesh.get_group(axis) outside of the function",
 )
 MESH_RETURNED = (
-    "it returns a mesh, in the code of one rank",
-    "use the mesh outside of the function: the one that it closes over, or x.device_mesh of a "
-    "DTensor that it returns",
+    "the function returns a mesh, in the code of one rank (sf.jit or sf.shard_map)",
+    "use the mesh outside of the function: the mesh that the function closes over, or "
+    "x.device_mesh of a returned DTensor x",
 )
 WAITS = (
-    "it waits for all ranks",
-    "leave it out: ranks keep in step by their collectives; or call it outside",
+    "the function waits for all ranks, as dist.barrier does",
+    "remove the barrier, since collectives already keep ranks in step; or call it outside of "
+    "the function",
 )
 POINT = (
-    "it sends to one rank, or receives from one",
+    "the function sends to one rank, or receives from one",
     "y = sf.ppermute(x, 'dp', [(0, 1)]), by axis name: rank 0 sends to rank 1, others get zeros",
 )
 OBJECTS = (
-    "it sends Python objects",
-    "send them outside of the function; sf.all_gather for tensors",
+    "the function sends Python objects",
+    "send Python objects outside of the function; use sf.all_gather for tensors",
 )
 ONE_RANK = (
-    "it sends to, or from, one rank",
+    "the function sends from one rank to all, or from all ranks to one",
     "sf.all_gather, or sf.psum(torch.where(sf.axis_index(name) == 0, x, 0), name)",
 )
 PLACES = (
-    "it makes a DTensor",
-    "sf.constrain(x, P('axis')) inside; sf.distribute and sf.from_local outside",
+    "the function makes a DTensor",
+    "sf.constrain(x, P('axis')) inside the function; sf.distribute or sf.from_local outside of it",
 )
 STAGES = (
-    "it stages another function",
-    "call the function; .trace, .lower and .compile are for outside",
+    "the function calls .trace, .lower or .compile of a transformed function",
+    "call the transformed function itself; use .trace, .lower and .compile outside",
 )
-WORLD = ("it enters a world", "enter the world outside of the function")
-CONTEXT = ("it asks for the current mesh", "close over the mesh")
+WORLD = ("the function enters a fake world", "enter the fake world outside of the function")
+CONTEXT = ("the function asks for the current mesh", "close over the mesh")
 MODULE = (
-    "it makes a function of a module",
-    "call functionalize outside, and close over the function",
+    "the function calls functionalize of a module",
+    "call functionalize outside of the function, and close over its result",
 )
 PARAMETER = (
-    "it makes a module or a parameter",
-    "make it outside; sf.functionalize(module) makes a function of it",
+    "the function makes a module or a parameter",
+    "make the module outside of the function; sf.functionalize(module) turns it into a pure "
+    "function",
 )
 WRAPS = (
-    "it shards or wraps a module",
-    "parallelize_module, distribute_module and fully_shard outside of the function, which closes "
-    "over the module; sf.bucketed_grad in place of DistributedDataParallel",
+    "the function shards or wraps a module",
+    "call parallelize_module, distribute_module or fully_shard outside of the function, and "
+    "close over the module; use sf.bucketed_grad in place of DistributedDataParallel",
 )
 DDP = (
-    "it calls a module of DistributedDataParallel, whose hooks reduce gradients",
-    "the module in it, model.module; sf.bucketed_grad(loss) reduces gradients in buckets",
+    "the function calls a module of DistributedDataParallel, whose hooks reduce gradients",
+    "call the wrapped module, model.module; sf.bucketed_grad(loss) reduces gradients in buckets",
 )
 COUNTS = (
-    "it counts collectives while it runs",
+    "the function counts its own collectives while it runs",
     "sf.explain(fn, *args), or sf.jit(fn).lower(*args).collectives, outside of the function",
 )
 STORE = (
-    "it makes an object of C++, such as a store of torch.distributed",
-    "make it outside of the function",
+    "the function makes a C++ object, such as a store of torch.distributed",
+    "make the object outside of the function",
 )
-OF_CPP = ("it makes an object of C++", "make it outside of the function")
+OF_CPP = ("the function makes a C++ object", "make the object outside of the function")
 GENERATOR = (
-    "it reads or seeds a generator of random numbers",
-    "torch.rand and others inside, which sf.random.state.seed(seed) seeds before the call; "
-    "sf.random with a key; or numbers drawn outside, as arguments",
+    "the function reads or seeds a generator of random numbers",
+    "call torch.rand and the like without a generator, after sf.random.state.seed(seed) "
+    "before the call; or sf.random with a key; or pass random numbers as arguments",
 )
 HOOK = (
-    "it registers a hook on a module",
-    "a forward hook registered before the call, which runs it; y.register_hook(fn) of a tensor",
+    "the function registers a hook on a module",
+    "register a forward hook before the call, which runs the hook; or use y.register_hook(fn) "
+    "of a tensor y",
 )
 BY_NAME = (
-    "it asks for a process group by its name",
-    "mesh.get_group(axis); the ops of torch.ops._c10d_functional take the name itself",
+    "the function asks for a process group by its name",
+    "mesh.get_group(axis); the ops of torch.ops._c10d_functional take the group's name directly",
 )
 NODE = (
-    "it asks for the number of this process on its machine",
-    "mesh.get_local_rank(axis), which is a tensor; or read it outside of the function",
+    "the function asks for the local rank, the number of this process on its machine",
+    "mesh.get_local_rank(axis), which is a tensor; or read the number outside of the function",
 )
 OTHER = (
-    "it calls a function of torch.distributed that cannot be captured",
-    "collectives of shardfn inside shard_map; groups, meshes and barriers outside of the function",
+    "the function calls a function of torch.distributed that cannot be captured",
+    "shardfn's collectives inside shard_map; make groups and meshes, and call barriers, "
+    "outside of the function",
 )
 FSDP = (
-    "it calls a module of fully_shard, whose hooks gather its parameters",
-    "torch.func.functional_call(module, params, args) of a module without fully_shard, with "
-    'params as arguments: those of fully_shard, or of sf.strategy("zero3", params, mesh)',
+    "the function calls a module of fully_shard, whose hooks gather its parameters",
+    "torch.func.functional_call(module, params, args) of a module without fully_shard; pass "
+    'params as an argument, sharded by fully_shard or by sf.strategy("zero3", params, mesh)',
 )
 LOCAL_MAP = (
-    "local_map: a DTensor is placed otherwise than in_placements say",
-    "redistribute_inputs=True of local_map, or x.redistribute before it",
+    "local_map: the placements of a DTensor differ from in_placements",
+    "redistribute_inputs=True of local_map, or x.redistribute(mesh, placements) before the call",
 )
 NO_LIST = (
-    "local_map: a placement where a list of placements belongs",
-    "a list for each argument and result: out_placements=([Shard(0)],)",
+    "local_map: a single placement in place of a list of placements",
+    "a list of placements for each argument and result: out_placements=([Shard(0)],)",
 )
 OUT_PLACEMENTS = (
-    "local_map: out_placements of another length than the results",
-    "out_placements=([Shard(0)], None), one list for each result: None for a number",
+    "local_map: out_placements must have as many entries as the function has results",
+    "out_placements=([Shard(0)], None), with a list for each tensor and None for each number",
 )
 # texts of torch's local_map (torch 2.13 to 2.15), each with what to write instead
 LOCAL_MAPS = {
     "does not match the number of input args": (
-        "local_map: in_placements of another length than the arguments",
-        "in_placements=([Shard(0)], None), one list for each leaf: None for a number",
+        "local_map: in_placements must have as many entries as the call has arguments",
+        "in_placements=([Shard(0)], None), with a list for each tensor and None for each number",
     ),
     "expects placements but received": (
-        "local_map: in_placements has None for a DTensor",
-        "a list of placements for it, or in_placements=None: each as it is placed",
+        "local_map: in_placements has None where the argument is a DTensor",
+        "a list of placements for this DTensor; or in_placements=None, which accepts every "
+        "argument as it is placed",
     ),
     "expects in grad placements but received": (
-        "local_map: in_grad_placements has None for a DTensor",
-        "a list of placements for it, or in_grad_placements=None",
+        "local_map: in_grad_placements has None where the argument is a DTensor",
+        "a list of placements for this DTensor, or in_grad_placements=None",
     ),
     "one PlacementType be provided for each output": OUT_PLACEMENTS,
     "expects None placements but received": (
         "local_map: placements for a value that is not a tensor",
-        "None in its place",
+        "None in place of these placements",
     ),
     "torch.Tensor output expected but received": (
-        "local_map: the function returns a DTensor",
-        "x.to_local() of it",
+        "local_map: the mapped function returns a DTensor, and must return a plain tensor",
+        "return x.to_local() of the DTensor x",
     ),
     "object is not iterable": NO_LIST,
     "has no len()": NO_LIST,
     "ValueError": LOCAL_MAP,
     "IndexError": (
-        "local_map: in_grad_placements of another length than the arguments",
-        "in_grad_placements=([Shard(0)], [Partial()]), one list for each leaf",
+        "local_map: in_grad_placements must have as many entries as the call has arguments",
+        "in_grad_placements=([Shard(0)], [Partial()]), with a list for each argument",
     ),
 }
 LOCAL_MAP_FRAME = "_local_map_wrapped"
 PINS = (
-    "it pins activations of a module",
-    "sf.pin outside of the function; inside, sf.constrain of the value",
+    "the function calls sf.pin, which pins activations of a module",
+    "call sf.pin outside of the function; inside, use sf.constrain of the value",
 )
 AXIS = (
-    "it asks a mesh for an axis that the mesh does not have",
+    "the function asks a mesh for an axis that the mesh does not have",
     "one of the names in mesh.mesh_dim_names",
 )
-PROOF = ("it checks another function", "call it outside of the function")
+PROOF = (
+    "the function calls sf.check, sf.rule or sf.saved_residuals",
+    "call sf.check, sf.rule or sf.saved_residuals outside of the function",
+)
 
 IN_SHARD = (  # in place of code of one rank
-    "sf.jit(fn) or sf.shard_map, for code of one rank; in shard: global tensors, and "
-    "sf.constrain(x, placements)"
+    "use sf.jit(fn) or sf.shard_map for the code of one rank; under sf.shard use global "
+    "tensors and sf.constrain(x, placements)"
 )
 STYLES = "/torch/distributed/tensor/parallel/"
 MODULE_IN_SHARD = (
-    "sf.jit(fn) or sf.shard_map; in shard: the module without parallelize_module, its parameters "
-    "at sf.placements(params, plan, axis='tp', module=module)"
+    "use sf.jit(fn) or sf.shard_map; under sf.shard use the module without "
+    "parallelize_module, with in_placements from sf.placements(params, plan, axis='tp', "
+    "module=module)"
 )
 PULLBACK = (
-    "it applies a pullback of torch.func that was made outside of it",
-    "sf.vjp, whose pullbacks work everywhere, or torch.func.vjp inside of the function",
+    "the function calls a pullback of torch.func.vjp that was made outside of it",
+    "sf.vjp, whose pullbacks can be called inside and outside; or torch.func.vjp inside the "
+    "function",
 )
 # (folder or file, name of a function) -> the problem, what to write instead.
 TORCH: dict[str, tuple[str, str]] = {
@@ -234,10 +244,10 @@ def row_of_attribute(name: str) -> tuple[str, str]:
     if name in TORCH:
         return TORCH[name]
     if re.match("_?all|_?reduce|gather|scatter", name):
-        got = f"it communicates by a method of a process group: .{name}"
+        got = f"the function communicates by a method of a process group: .{name}"
         return got, "a function of torch.distributed, such as dist.all_reduce(x, group=group)"
-    got = f"it reads .{name} of a mesh or a process group"
-    return got, "read it outside of the function; mesh.get_group(axis) for a group"
+    got = f"the function reads .{name} of a mesh or a process group"
+    return got, "read the attribute outside of the function; mesh.get_group(axis) returns a group"
 
 
 def row_of_error(frames: Sequence[Any], message: str) -> tuple[str, str] | None:

@@ -387,7 +387,7 @@ def _closed_over(old: Price, new: Price) -> list[str]:
         return []
     return _shown(
         [
-            f"it closes over {b} tensors {kind} (was {a})"
+            f"the function closes over {b} tensors {kind} (was {a})"
             for kind in sorted({*before, *now})
             if (a := before.get(kind, 0)) != (b := now.get(kind, 0))
         ]

@@ -20,7 +20,10 @@ from . import file
 from .trees import tree_text
 
 Coordinate = tuple[int, ...]
-FIX = "call it in a process that has the source, or leave it out of the function"
+FIX = (
+    "call the program in a process that has its Python source, or remove this part from the "
+    "function"
+)
 TENSOR_TEXT = {"tensor": True}
 
 
@@ -51,7 +54,7 @@ def save_compiled(path: Any, compiled: Any, programs: Mapping[Coordinate, LocalP
             **_programs(programs),
         }
     except Unwritable as found:
-        got = f"it has {found}, which a file cannot hold"
+        got = f"the program has {found}, which a file cannot hold"
         raise ArtefactError.of(where, got, fix=FIX, source=call_site()) from None
     closed = enumerate(compiled.captured.closed_over)
     file.write(
@@ -65,13 +68,13 @@ def _unfit(compiled: Any) -> str:
     """Say why a compiled program cannot be saved, or return None."""
     closed = compiled.captured.closed_over
     if compiled.backward is not None:
-        return "autograd follows its call, so it is two programs"
+        return "autograd follows the call, so the call has two programs, a forward and a backward"
     if compiled.request.around is not None or compiled.request.rank is not None:
-        return "it is the code of one rank, whose tensors are its own"
+        return "the function is code of one rank, with tensors that differ between ranks"
     if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in closed):
-        return "it closes over a DTensor, or another tensor class"
+        return "the function closes over a DTensor or another tensor subclass"
     if any(x.is_meta for x in closed):
-        return "it closes over a tensor on the meta device"
+        return "the function closes over a tensor on the meta device"
     return ""
 
 

@@ -119,22 +119,24 @@ are not determined
         lambda x, mesh: local_map(
             torch.sin, out_placements=S, in_placements=(S,), device_mesh=mesh
         )(from_local(x, mesh, R)),
-        """jit(<lambda>): local_map: a DTensor is placed otherwise than in_placements say
+        """jit(<lambda>): local_map: the placements of a DTensor differ from in_placements
   needed: one pure graph of tensor ops
-  try: redistribute_inputs=True of local_map, or x.redistribute before it""",
+  try: redistribute_inputs=True of local_map, or x.redistribute(mesh, placements) before the \
+call""",
     ),
     "a process group as a result": (
         lambda x, mesh: (from_local(x, mesh).to_local(), mesh.get_group()),
-        """jit(<lambda>): it returns a process group, or passes one where a tensor belongs
+        """jit(<lambda>): the function returns a process group, or passes one in place of a tensor
   needed: one pure graph of tensor ops
   try: mesh.get_group(axis) outside of the function""",
     ),
     "a mesh as a result": (
         lambda x, mesh: (from_local(x, mesh).to_local(), mesh),
-        """jit(<lambda>): it returns a mesh, in the code of one rank
+        """jit(<lambda>): the function returns a mesh, in the code of one rank \
+(sf.jit or sf.shard_map)
   needed: one pure graph of tensor ops
-  try: use the mesh outside of the function: the one that it closes over, or x.device_mesh of a \
-DTensor that it returns""",
+  try: use the mesh outside of the function: the mesh that the function closes over, or \
+x.device_mesh of a returned DTensor x""",
     ),
     "shards of two sizes in a shard_map": (
         lambda x, mesh: sf.shard_map(
@@ -235,10 +237,10 @@ differs between ranks
         """jit(<lambda>): copy_ writes to the memory of an argument or a \
 closed-over tensor
   needed: a function without side effects
-  try: return the new value, or write to a copy: x.clone(); for the buffers of a module: fn, \
-params, buffers = sf.functionalize(module), whose fn returns their new values, or where \
-parameters are DTensors torch.func.functional_call(module, buffers, args) of clones, which the \
-function returns""",
+  try: return the new value, or write to a copy: x.clone(); for the buffers of a module use fn, \
+params, buffers = sf.functionalize(module), whose fn returns new buffers; with DTensor \
+parameters pass clones of the buffers to torch.func.functional_call(module, buffers, args) and \
+return them""",
     ),
     "a write to the local tensor of a DTensor": (
         written,
@@ -290,13 +292,13 @@ function returns""",
     ),
     "the rank as a number": (
         of_a_branch,
-        """jit(<lambda>): it branches on the number of a rank, or slices by it
+        """jit(<lambda>): the function branches or slices by the number of a rank
   the number of a rank is a tensor here, since ranks share one program: \
 torch.distributed.get_rank
   needed: one pure graph of tensor ops
-  try: torch.where(rank == 0, a, b) for a branch; distribute_tensor(x, mesh, \
-[Shard(0)]).to_local(), or x.index_select(0, rank * n + torch.arange(n)), for this rank's part \
-of x; sf.axis_index(axis_name) in shard_map""",
+  try: torch.where(rank == 0, a, b) in place of a branch; for this rank's part of x use \
+distribute_tensor(x, mesh, [Shard(0)]).to_local(), or x.index_select(0, rank * n + \
+torch.arange(n)); in shard_map sf.axis_index(axis_name) is the rank""",
     ),
 }
 

@@ -267,8 +267,8 @@ def branches(x: Tensor) -> Tensor:
 
 
 HELD = (
-    "it writes in place to an argument or a closed-over tensor",
-    "a new value; in a module, register_buffer for state that changes",
+    "the function writes in place to an argument or a closed-over tensor",
+    "return a new value; in a module, use register_buffer for state that changes",
 )
 BUFFER = "use self.register_buffer(...) for state that changes, or return the new value"
 FIXED = (
@@ -279,8 +279,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "branch": (
         lambda: module_of(branches),
         (
-            f"functionalize(Wrapped): it branches on a tensor's value\n  at: HERE\n{PURE}\n  "
-            "try: torch.where(condition, a, b)"
+            "functionalize(Wrapped): the function branches on a tensor's value\n  at: "
+            f"HERE\n{PURE}\n  try: torch.where(condition, a, b)"
         ),
     ),
     "item": (
@@ -292,8 +292,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "mask": (
         lambda: module_of(lambda x: x[x > 0]),
         (
-            "functionalize(Wrapped): the shape of x[mask]'s result depends on values\n  at: "
-            f"HERE\n{PURE}\n  try: {FIXED}"
+            "functionalize(Wrapped): the shape of x[mask]'s result depends on the values of "
+            f"tensors\n  at: HERE\n{PURE}\n  try: {FIXED}"
         ),
     ),
     "attributes": (
@@ -313,10 +313,9 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "rank": (
         lambda: module_of(lambda x: x * torch.distributed.get_rank()),
-        "functionalize(Wrapped): it asks which rank it runs on, and its answer would be "
-        "the same on every rank\n"
-        f"  at: HERE\n{PURE}\n  try: sf.axis_index(axis_name) inside shard_map; "
-        "mesh.size() where a size will do",
+        "functionalize(Wrapped): the function asks for its rank, and the captured answer "
+        f"would be the same on every rank\n  at: HERE\n{PURE}\n  try: sf.axis_index(axis_name) "
+        "inside shard_map; or mesh.size() for the number of ranks",
     ),
     "result": (
         lambda: module_of(lambda x: {x}),

@@ -92,7 +92,7 @@ def test_a_retrace_names_the_submodules_that_train() -> None:
     fn(params, buffers, X)
     module[1].eval()
     assert fn.explain_retrace(params, buffers, X).splitlines()[-1] == (
-        "  submodules of functionalize(Sequential) that train, which it closes over: "
+        "  closed-over submodules of functionalize(Sequential) that train: "
         "('', '0'), was ('', '0', '1')"
     )
 

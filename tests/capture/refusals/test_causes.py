@@ -19,9 +19,9 @@ from shardfn import P
 from shardfn.capture.refusals import data_dependent
 
 X = torch.arange(6.0, dtype=torch.float64)
-GENERATOR = "it reads or seeds a generator of random numbers"
+GENERATOR = "the function reads or seeds a generator of random numbers"
 CHANGES = "the function changes an object outside of itself: "
-VALUE = "it branches on a tensor's value"
+VALUE = "the function branches on a tensor's value"
 COUNT = 0
 SEEN: dict[str, Any] = {}
 LOG: list[Any] = []
@@ -126,18 +126,19 @@ PROGRAMS = {
     "a number of Python": (lambda x: x * random.random(), GENERATOR),
     "a choice of Python": (lambda x: x * random.choice([1, 2]), GENERATOR),
     "a seed of Python": (lambda x: x if random.seed(0) is None else 2 * x, GENERATOR),
-    "a hook on a module": (hooks, "it registers a hook on a module"),
+    "a hook on a module": (hooks, "the function registers a hook on a module"),
     "a module's hook on its backward": (
         lambda x: sf.grad(lambda x: hooks_backward(x).sum())(x),
-        "it registers a hook on a module",
+        "the function registers a hook on a module",
     ),
     "samples added to a shared tensor": (
         lambda x: sf.vmap(adds_to_a_shared_one)(torch.stack([x, x])),
-        "under vmap, it writes values that differ between the samples to a tensor that they share",
+        "under vmap, the function writes values that differ between samples to a tensor that "
+        "all samples share",
     ),
     "an out= under vmap": (
         lambda x: sf.vmap(writes_to_an_out)(torch.stack([x, x])),
-        "under vmap, it writes to an out=",
+        "under vmap, the function writes to an out= tensor",
     ),
     "max_norm": (
         lambda x: F.embedding(torch.tensor([0, 1]), x.reshape(2, 3), max_norm=0.5),
@@ -205,7 +206,7 @@ OF_FILES: dict[str, list[Callable[[Any], Any]]] = {
 OF_RANKS = {
     branches_on_its_step: VALUE,
     branches_beside_a_rank: VALUE,
-    branches_on_a_rank: "it branches on the number of a rank, or slices by it",
+    branches_on_a_rank: "the function branches or slices by the number of a rank",
 }
 
 

@@ -23,17 +23,17 @@ I = torch.tensor([3, 0, 1, 1, 2])
 ROWS = P("a")
 STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
 SHAPE, READ = (
-    "the shape of {}'s result depends on values",
+    "the shape of {}'s result depends on the values of tensors",
     "{} reads a tensor's value while the function is traced",
 )
 BRANCH, NUMBER = (
-    "it branches on a tensor's value",
-    "takes a tensor's value for a number: an index, a size or a count",
+    "the function branches on a tensor's value",
+    "uses a tensor's value as a Python number: an index, a size or a count",
 )
-COUNTED = "torch.bincount(x, minlength=n), of numbers below n"
+COUNTED = "torch.bincount(x, minlength=n), where all numbers are below n"
 SORTED = "s = torch.sort(x).values; s[1:] != s[:-1] marks where a new value begins"
 KEEP = "keep the value a tensor: no .item(), bool() or int()"
-INDEX = "x.index_select(dim, i.reshape(1)), torch.gather, or a number that is an argument"
+INDEX = "x.index_select(dim, i.reshape(1)) or torch.gather; or pass the number as an argument"
 Call = Callable[[torch.Tensor, torch.Tensor], Any]
 
 # name: the function, what the error says of it, what it says to try
@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
     "tensor_split": (
         lambda x, i: x.tensor_split(torch.tensor([1, 3]))[0],
         SHAPE.format("tensor_split"),
-        "sections, or a tuple of numbers, instead of a tensor of indices",
+        "pass a number of sections or a tuple of numbers in place of a tensor of indices",
     ),
     "one_hot": (lambda x, i: F.one_hot(i), SHAPE.format("one_hot"), "one_hot(x, num_classes=n)"),
     "ctc_loss": (

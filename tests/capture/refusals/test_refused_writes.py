@@ -119,5 +119,5 @@ def test_parameters_of_a_module_that_is_closed_over_name_functionalize() -> None
     with pytest.raises(sf.CaptureError) as error:
         sf.jit(lambda x: model.weight.detach().mul_(x), backend="aten")(torch.ones(3))
     message = str(error.value)
-    assert "a tensor that it closes over: the function writes to this tensor" in message
+    assert "a closed-over tensor: the function writes to this tensor" in message
     assert "fn, params, buffers = sf.functionalize(module)" in message

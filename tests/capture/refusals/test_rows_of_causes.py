@@ -261,7 +261,11 @@ def test_a_program_has_each_sign_of_a_value(sign: str, monkeypatch: pytest.Monke
         SIGNED[sign]()
     signs = sign, LATER.get(sign, sign)
     assert any(sign in text for sign in signs for text in said), (said[:3], str(caught.value))
-    rows = (*data_dependent.FUNCTIONS.values(), ("it branches on", ""), ("it takes", ""))
+    rows = (
+        *data_dependent.FUNCTIONS.values(),
+        ("the function branches on", ""),
+        ("the function uses", ""),
+    )
     rows = (*rows, ("the shape of an op's result", ""))
     starts = {row[0].format(what=row[1]) for row in rows}
     assert any(f": {start}" in str(caught.value).splitlines()[0] for start in starts)

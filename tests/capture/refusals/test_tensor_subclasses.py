@@ -21,6 +21,6 @@ def test_an_op_that_communicates_by_itself_is_refused_by_name() -> None:
         fused = torch.ops.symm_mem.fused_all_gather_matmul
         sf.jit(lambda x: fused(x, [x], 0, group)[0])(torch.ones(2, 2))
     text = str(caught.value)
-    assert "it calls symm_mem.fused_all_gather_matmul, which communicates" in text
+    assert "the function calls symm_mem.fused_all_gather_matmul, which runs" in text
     assert "all_gather_into_tensor" in text
     assert "test_tensor_subclasses.py" in text

@@ -36,7 +36,7 @@ def test_changed_objects_have_the_users_names() -> None:
     assert changed("L['args'][7]", ["x"]) == f"{start}argument 7"
     assert changed("G['total']") == f"{start}total"
     assert changed("G['log'].level and G['log'].level") == f"{start}log.level"
-    assert changed("nothing named") == f"{start}something that it closes over"
+    assert changed("nothing named") == f"{start}a closed-over object"
 
 
 def test_an_object_is_reached_from_the_function() -> None:
@@ -52,21 +52,21 @@ def test_an_object_is_reached_from_the_function() -> None:
     text = told("side effects happened L['fn'].parts[0].total", (), held)
     assert "itself: SimpleNamespace.total" in text
     text = told("side effects happened L['fn'].none[0]", (), held)
-    assert "something that it closes over" in text
+    assert "a closed-over object" in text
 
 
 FOREIGN = {
-    f"{_compat.FOREIGN} Odd;": "it closes over a Odd",
-    f"{_compat.MADE} Odd;": "it makes a Odd",
+    f"{_compat.FOREIGN} Odd;": "the function closes over a Odd",
+    f"{_compat.MADE} Odd;": "the function makes a Odd",
     f"{_compat.FOLLOWED} Odd for its .scale;": (
-        "a derivative or vmap applies to a Odd, and it reads its .scale"
+        "a derivative or vmap applies to a Odd, and the function reads its .scale"
     ),
     f"{_compat.MADE_OF_FOLLOWED} Odd;": (
-        "it makes a Odd of tensors that a derivative or vmap follows"
+        "the function makes a Odd of tensors to which a derivative or vmap applies"
     ),
     f"{_compat.COMMUNICATES} all_reduce;": "the function calls a collective itself: all_reduce",
     "'FakeTensor' object has no attribute 'full_tensor'": (
-        "it asks for .full_tensor of a global tensor, which is not a DTensor inside"
+        "the function reads .full_tensor of a global tensor, which is not a DTensor inside sf.shard"
     ),
 }
 
@@ -81,13 +81,13 @@ def test_an_exception_of_the_users_keeps_its_class_and_text() -> None:
         "got ValueError('n must be odd')",
         "raised exception ValueError([ConstantVariable(str: 'n must be odd')])",
     ):
-        assert told(said).startswith("f: it raises ValueError: n must be odd")
+        assert told(said).startswith("f: the function raises ValueError: n must be odd")
 
 
 def test_other_texts_are_quoted_with_their_explanation() -> None:
     text = told("Unsupported thing\n  Explanation: it is new\n  Hint: none")
-    assert "cannot be read as one graph: Unsupported thing. it is new\n" in text
-    assert "cannot be read as one graph: RuntimeError." in told("")
+    assert "cannot be captured as one graph: Unsupported thing. it is new\n" in text
+    assert "cannot be captured as one graph: RuntimeError." in told("")
 
 
 @pytest.mark.parametrize("around", [sf.grad, sf.checkpoint, sf.hessian])

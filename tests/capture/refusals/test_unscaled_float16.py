@@ -40,7 +40,7 @@ def test_gradients_of_a_loss_that_is_not_scaled_are_refused(case: str) -> None:
     assert (
         without_line(error.value)
         .split("\n")[0]
-        .endswith("gradients in float16 of a loss that is not scaled: small gradients become 0")
+        .endswith("float16 gradients of an unscaled loss: small gradients become 0")
     )
     assert "sf.loss_scale()" in (error.value.fix or "")
 

@@ -138,9 +138,8 @@ def test_a_number_that_is_closed_over_and_changes_is_warned_of() -> None:
             lr /= 2
 
     (w,) = caught(run)
-    assert (
-        "jit(<lambda>), lr, which it closes over: a Python number that changes: 0.5, then 0.25"
-        in str(w.message)
+    assert "jit(<lambda>), closed-over lr: a Python number that changes: 0.5, then 0.25" in str(
+        w.message
     )
     assert "try: torch.tensor(lr) as an argument" in str(w.message)
 
@@ -303,7 +302,7 @@ def test_calls_closures_and_compiled_programs_are_compared_too() -> None:
     assert first[0] == first[2] == 4.0
     for told, what in (
         (first[1], "argument x"),
-        (first[3], "tensor 0 that it closes over"),
+        (first[3], "closed-over tensor 0"),
         (first[5], "argument x"),
     ):
         assert f"{what}: a plain tensor that differs between rank 0 and rank 1" in told[0]

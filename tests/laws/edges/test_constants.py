@@ -276,7 +276,7 @@ def test_an_argument_of_any_kind_is_right_or_refused_by_name(case: str, outer: s
     try:
         got = through(outer, fn, args)
     except sf.ShardError as error:
-        assert (error.fix or error.arg_path) and "cannot be read as one graph" not in str(error)
+        assert (error.fix or error.arg_path) and "cannot be captured as one graph" not in str(error)
         assert case not in MUST_PASS or outer == "jvp"
     else:
         sf.tree_map(assert_value, got, wanted)

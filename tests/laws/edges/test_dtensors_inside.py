@@ -28,7 +28,7 @@ import shardfn as sf
 from shardfn import P
 
 X = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
-INSIDE = "it makes a DTensor inside, or takes one apart"
+INSIDE = "the function makes a DTensor, or reads the local tensor of one"
 
 
 class Named(torch.Tensor):
@@ -106,10 +106,13 @@ def members(mesh: Any) -> dict[str, tuple[Callable[[Any], Any], str | None]]:
         "a closed-over DTensor, returned": (lambda x: (x, placed), None),
         "redistribute of an argument": (lambda x: x.redistribute(mesh, [Replicate()]), None),
         "to_local of an argument": (lambda x: x.to_local(), None),
-        "a subclass": (lambda x: x.as_subclass(Named), "it makes a Named"),
-        "a subclass, called": (lambda x: Named(x), "it makes a Named"),
-        "a subclass, in a tree": (lambda x: {"a": (x, x.as_subclass(Named))}, "it makes a Named"),
-        "a subclass, closed over": (lambda x: (x, named), "it closes over a Named"),
+        "a subclass": (lambda x: x.as_subclass(Named), "the function makes a Named"),
+        "a subclass, called": (lambda x: Named(x), "the function makes a Named"),
+        "a subclass, in a tree": (
+            lambda x: {"a": (x, x.as_subclass(Named))},
+            "the function makes a Named",
+        ),
+        "a subclass, closed over": (lambda x: (x, named), "the function closes over a Named"),
         "the rank": (lambda x: x + mesh.get_local_rank(), None),
         "the coordinate": (lambda x: x + mesh.get_coordinate()[0], None),
         "dist.all_reduce": (lambda x: (dist.all_reduce(y := x.clone()), y)[1], None),

@@ -481,7 +481,7 @@ def test_a_program_is_for_what_it_closed_over() -> None:
     k = 2.0
     compiled = sf.jit(lambda x: x * k, backend="aten").compile(X)
     k = 3.0
-    with pytest.raises(sf.TreeError, match="k, which it closes over: 3.0, the program is for 2.0"):
+    with pytest.raises(sf.TreeError, match="closed-over k: 3.0, the program is for 2.0"):
         compiled(X)
 
 

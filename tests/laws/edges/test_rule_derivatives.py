@@ -113,7 +113,7 @@ def modes(nest: tuple[str, ...]) -> str:
 
 
 ONE_MODE = "the function has only a reverse-mode rule, and is differentiated in forward mode"
-TANGENT = "a derivative of its tangent is taken"
+TANGENT = "a derivative of the op's tangent"
 
 
 def refusal(name: str, nest: tuple[str, ...]) -> str | None:

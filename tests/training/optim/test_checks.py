@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "a branch": (
         lambda: captured(Branches),
         sf.CaptureError,
-        ("optim(Branches): it branches on a tensor's value", "torch.where"),
+        ("optim(Branches): the function branches on a tensor's value", "torch.where"),
     ),
     "values elsewhere": (
         lambda: sf.optim(Counts).init(PARAMS),

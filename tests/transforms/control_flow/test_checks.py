@@ -92,12 +92,11 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: sf.scan(lambda c, x: (c.add_(x), None), Q[0].clone(), Q),
         sf.CaptureError,
         "scan, argument (a carry, a per-step input or a closed-over value): the function "
-        "writes to this tensor in place\n"
-        "  needed: a function without side effects\n  try: return the new value, or write "
-        "to a clone(); for the buffers of a module: fn, params, buffers = "
-        "sf.functionalize(module), whose fn returns their new values, or where parameters are "
-        "DTensors torch.func.functional_call(module, buffers, args) of clones, which the "
-        "function returns",
+        "writes to this tensor in place\n  needed: a function without side effects\n  try: "
+        "return the new value, or write to a clone(); for the buffers of a module use fn, "
+        "params, buffers = sf.functionalize(module), whose fn returns new buffers; with "
+        "DTensor parameters pass clones of the buffers to torch.func.functional_call(module, "
+        "buffers, args) and return them",
     ),
 }
 

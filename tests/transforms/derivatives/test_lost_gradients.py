@@ -46,12 +46,10 @@ def test_in_code_of_uneven_ranks_a_closed_over_tensor_is_named_with_its_line_and
         x = sf.distribute(X, mesh, P("dp"))
         f = in_rank_code(mesh, lambda: w.sum())
         text = (
-            "jit(fn): it closes over w, which requires grad: its gradient would be lost\n"
-            "  at: HERE\n"
-            "  needed: closed-over tensors that need no gradient\n"
-            "  try: pass it as an argument and differentiate inside with sf.grad; or "
-            ".detach() constants; "
-            "or call it under torch.no_grad()"
+            "jit(fn): the function closes over w, which requires grad: its gradient would be lost\n"
+            "  at: HERE\n  needed: closed-over tensors that need no gradient\n  try: pass the "
+            "tensor as an argument and differentiate inside the function with sf.grad; or "
+            ".detach() constants; or call the function under torch.no_grad()"
         )
         for _ in range(2):
             assert said(f, x) == text
@@ -69,7 +67,8 @@ def test_a_module_in_the_code_of_a_rank_is_named_with_functionalize() -> None:
         x = sf.distribute(X, mesh, P("dp"))
         text = said(in_rank_code(mesh, lambda: layer(X).sum()), x)
     assert text.startswith(
-        "jit(fn): it closes over layer.weight, layer.bias, which require grad: their gradients"
+        "jit(fn): the function closes over layer.weight, layer.bias, which require grad: their "
+        "gradients"
     )
     assert (
         "try: fn, params, buffers = sf.functionalize(layer), and its params as an argument; or"
@@ -81,7 +80,7 @@ def test_a_compiled_call_takes_no_tensor_that_begins_to_require_grad() -> None:
     w = W.detach().clone()
     compiled = sf.jit(lambda x: (x * w).sum(), backend="aten").compile(X)
     w.requires_grad_()
-    assert "compiled jit(<lambda>): it closes over w" in said(compiled, X)
+    assert "compiled jit(<lambda>): the function closes over w" in said(compiled, X)
     w.requires_grad_(False)
     leaf = X.clone().requires_grad_()
     text = "compiled jit(<lambda>), argument x: it requires grad"
@@ -100,7 +99,7 @@ def test_a_tensor_that_a_functionalized_module_holds_is_refused() -> None:
             return x * self.k
 
     fn, params, buffers = sf.functionalize(Held())
-    assert "it closes over self.k" in said(fn, params, buffers, X)
+    assert "the function closes over self.k" in said(fn, params, buffers, X)
 
 
 def test_transforms_of_torch_func_around_a_call_are_right() -> None:
@@ -122,10 +121,10 @@ def test_dual_numbers_of_forward_mode_are_refused() -> None:
         dual = forward_ad.make_dual(X, X)
         for call in (f, f.compile(X)):
             assert (
-                "argument x: it has a tangent (torch.autograd.forward_ad), which would be lost"
-                in said(call, dual)
-            )
-        assert "dual that it closes over: it has a tangent" in said(
+                "argument x: the tensor has a tangent (torch.autograd.forward_ad), which "
+                "would be lost"
+            ) in said(call, dual)
+        assert "closed-over dual: the tensor has a tangent" in said(
             sf.jit(lambda x: (x * dual).sum(), backend="aten"), X
         )
         assert_close(f(X), (X * X).sum())

@@ -136,9 +136,9 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a write to what a derivative reads": (
         sf.grad(read_twice),
-        """jit(grad(read_twice)): it writes in place to a tensor that a derivative reads
+        """jit(grad(read_twice)): the function writes in place to a tensor that a derivative reads
   needed: one pure graph of tensor ops
-  try: write to a copy: y = y.clone(), and then the write; or a new value""",
+  try: write to a copy, after y = y.clone(); or compute a new value""",
     ),
 }
 

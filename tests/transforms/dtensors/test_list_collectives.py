@@ -76,16 +76,18 @@ ranks""",
     ),
     "a send": (
         lambda x: dist.isend(x, 1),
-        """jit(<lambda>): it sends to one rank, or receives from one
+        """jit(<lambda>): the function sends to one rank, or receives from one
   needed: one pure graph of tensor ops
   try: y = sf.ppermute(x, 'dp', [(0, 1)]), by axis name: rank 0 sends to rank 1, others get \
 zeros""",
     ),
     "the number on a machine": (
         lambda x: x + dist.get_node_local_rank(),
-        """jit(<lambda>): it asks for the number of this process on its machine
+        """jit(<lambda>): the function asks for the local rank, the number of this process on \
+its machine
   needed: one pure graph of tensor ops
-  try: mesh.get_local_rank(axis), which is a tensor; or read it outside of the function""",
+  try: mesh.get_local_rank(axis), which is a tensor; or read the number outside of the \
+function""",
     ),
 }
 

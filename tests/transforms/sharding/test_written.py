@@ -212,7 +212,7 @@ def test_a_checkpointed_call_writes_once_and_may_fill_a_list() -> None:
 
 INNER: dict[str, tuple[Callable[..., Any], str]] = {
     "grad": (lambda fn: sf.grad(lambda x: fn(x).sum()), "has_aux=True"),
-    "vmap": (sf.vmap, "under vmap, it writes to a buffer that all samples share"),
+    "vmap": (sf.vmap, "under vmap, the function writes to a buffer that all samples share"),
     "scan": (
         lambda fn: lambda x: sf.scan(lambda c, x: (c, fn(x)), x.sum(), x[None]),
         "a per-step input or a closed-over value): the function writes to this tensor in place",

@@ -102,7 +102,7 @@ WRONG = {  # a call, and what its error says
     ),
     "a part": (
         lambda x, mesh: x * mesh["zz"].size(),
-        "it asks a mesh for an axis that the mesh does not have",
+        "the function asks a mesh for an axis that the mesh does not have",
         "try: one of the names in mesh.mesh_dim_names",
     ),
 }
@@ -124,4 +124,4 @@ def test_a_placement_of_something_else_is_named() -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         fn = sf.jit(lambda x: DTensor.from_local(x, mesh, [Shard(wrong)]))
         text = refused(lambda: fn(X))
-    assert "makes a placement Shard of something that is not the number of a tensor dim" in text
+    assert "calls Shard(x) with an x that is not the number of a tensor dim" in text
