@@ -23,8 +23,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "command",
         choices=COMMANDS,
-        help="one GPT in three worlds; what this machine can do; a script against one device; "
-        "a page about a step",
+        help="demo: a GPT on one device, simulated ranks and real ranks; doctor: what this machine "
+        "supports; audit: compare a distributed script with one device; report: write an HTML "
+        "page about a step",
     )
     name = parser.parse_args(argv[:1]).command
     return COMMANDS[name](argv[1:])

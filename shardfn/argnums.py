@@ -58,7 +58,7 @@ def positions(where: str, option: str, argnums: Any, count: int) -> tuple[int, .
     numbers = check_argnums(where, option, argnums)
     if any(not -count <= n < count for n in numbers):
         fix = f"positions from {-count} to {count - 1}" if count else "arguments passed by position"
-        got = f"{option} is {argnums!r}, and the call has {count} positional arguments"
+        got = f"{option} is {argnums!r}, but the call has {count} positional arguments"
         raise TreeError.of(f"{where}, {option}", got, fix=fix)
     counted = tuple(n + count if n < 0 else n for n in numbers)
     if len(set(counted)) < len(counted):
@@ -123,7 +123,7 @@ def of_signature(
                 else "a function with arguments"
             )
             got = (
-                f"{option} is {written!r}, and the function takes {len(names)} positional arguments"
+                f"{option} is {written!r}, but the function takes {len(names)} positional arguments"
             )
             raise TreeError.of(f"{where}, {option}", got, fix=fix)
     _refuse_both(where, set(numbers["static_argnums"]) & set(numbers["donate_argnums"]))
@@ -154,7 +154,7 @@ def of_call(
     if by_keyword is not None:
         source = call_site()
         fix = f"{by_keyword} by position"
-        got = f"{option} is {tuple(written)!r}, and {by_keyword} is passed by keyword"
+        got = f"{option} is {tuple(written)!r}, but {by_keyword} is passed by keyword"
         raise TreeError.of(f"{where}, {option}", got, fix=fix, source=source)
     return list(positions(where, option, tuple(n for n in written if n not in left), len(args)))
 
@@ -184,13 +184,13 @@ def refuse_static(
         if n in holding:
             got = f"static argument {n} holds a tensor"
             needed = "constants"
-            fix = "leave it out of static_argnums: tensors are never constants"
+            fix = "leave this argument out of static_argnums, since tensors are never constants"
         elif not _is_hashable(args[n]):
             got = f"static argument {n} is a {type(args[n]).__name__}, which has no hash"
             needed = "a hashable constant"
             fix = (
-                "a tuple for a list, a frozen dataclass for an object, or leave it out of "
-                "static_argnums"
+                "pass a tuple in place of a list, or a frozen dataclass in place of an "
+                "object; or leave the argument out of static_argnums"
             )
         else:
             continue
@@ -208,6 +208,9 @@ def _is_hashable(x: Any) -> bool:
 
 def _refuse_both(where: str, both: set[int]) -> None:
     if both:
-        fix = "donate_argnums of tensors only: a static argument is a constant, and has no memory"
+        fix = (
+            "put only tensor arguments in donate_argnums: a static argument is a constant without "
+            "memory"
+        )
         got = f"argument {min(both)} is static and donated"
         raise TreeError.of(f"{where}, donate_argnums", got, fix=fix)

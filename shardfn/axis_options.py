@@ -44,7 +44,8 @@ OPTIONS = {
     ),
     ROWS: _Option(
         lambda value: row_bound(value, 1) > 0,
-        'a number of rows, 1 or more, or a text such as "1.5x", a multiple of the mean',
+        'a number of rows, 1 or more, or text such as "1.5x", a multiple of the mean number '
+        "of rows",
         ("ep", "1.5x"),
     ),
 }

@@ -57,7 +57,7 @@ def check_caps(name: str, caps: tuple[Any, Any, Any]) -> tuple[int, int, int]:
         except ValueError as error:
             raise ShardError.of(f"{name}, {option}", str(error), fix=SIZE_FIX) from None
     if sizes[1] > sizes[0]:
-        fix = "the first bucket is to close early: make first_cap at most cap"
+        fix = "make first_cap at most cap, so that the first bucket closes early"
         got = f"first_cap {caps[1]!r} is above cap {caps[0]!r}"
         raise ShardError.of(f"{name}, first_cap", got, fix=fix)
     return sizes[0], sizes[1], sizes[2]

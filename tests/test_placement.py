@@ -103,8 +103,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a product": (
         [Partial("product"), Replicate()],
         (
-            "P(product) is not a placement that shardfn knows: Shard, Replicate, Stage, Zigzag, "
-            "Partial of sum, avg, max or min"
+            "P(product) is not a placement that shardfn supports: Shard, Replicate, Stage, "
+            "Zigzag, Partial of sum, avg, max or min"
         ),
     ),
     "a zigzag of chunks that the dim does not have": (

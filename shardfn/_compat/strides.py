@@ -56,7 +56,7 @@ def check_reach(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         return
     last = offset + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
     if min(offset, *stride, 0) < 0 or (last + 1) * base.itemsize > room:
-        raise ValueError(f"{op}: elements outside of its tensor")
+        raise ValueError(f"{op}: the view has elements outside of the memory of its tensor")
 
 
 def with_strides_of(x: Any, like: Any) -> Any:

@@ -39,8 +39,11 @@ def staging() -> Iterator[None]:
     from torch._dynamo.convert_frame import compile_lock
 
     if not compile_lock.acquire(blocking=not _is_lost()):
-        fix = "fork before the first call, or multiprocessing's spawn"
-        got = "it was forked while a thread was compiling, which would never be done"
+        fix = "fork before the first call, or use multiprocessing's spawn"
+        got = (
+            "the process was forked while a thread was compiling, and that compilation cannot "
+            "finish here"
+        )
         raise ShardError.of("this process", got, fix=fix)
     try:
         yield

@@ -51,7 +51,7 @@ def requirement() -> str:
 
 def fix() -> str:
     """Return the advice that errors give about another version of torch."""
-    return f"pip install '{requirement()}', or {ANY}=1 to try this one"
+    return f"pip install '{requirement()}', or set {ANY}=1 to try the installed torch"
 
 
 def is_known() -> bool:
@@ -82,10 +82,10 @@ def refuse(problem: str, *more: str) -> None:
         TorchVersionError: names the versions, and every reason.
     """
     lines = (
-        f"shardfn {VERSION} knows torch {known()}; {problem}",
+        f"shardfn {VERSION} supports torch {known()}; {problem}",
         *more,
         f"got: torch {torch.__version__}",
-        f"needed: torch {known()}; python -m shardfn doctor lists all that this one lacks",
+        f"needed: torch {known()}; python -m shardfn doctor lists what the installed torch lacks",
         f"try: {fix()}",
     )
     text = "\n  ".join(lines)

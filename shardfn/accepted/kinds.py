@@ -109,17 +109,19 @@ FUNCTION = Kind(callable, "a function", "lambda x: x.sum()")
 FUNCTION_OR_NONE = Kind(lambda x: x is None or callable(x), "a function, or None", "None")
 PATTERNS = Kind(
     lambda x: x is None or isinstance(x, Mapping),
-    "a dict of patterns and placements, or None",
+    "a dict from name patterns to placements, or None",
     "{'layers.*.mlp': P('dp', 'tp')}",
 )
-WORLDS = Kind(_are_worlds, "a tuple of sizes, or of dicts of axes and sizes", "(1, 2, 3)")
+WORLDS = Kind(
+    _are_worlds, "a tuple of numbers of ranks, or of dicts from axis names to sizes", "(1, 2, 3)"
+)
 SHAPE = Kind(_is_shape, "a tuple of sizes, 0 or more each", "ShapeDtype((2, 3))")
 SHAPE_OR_NONE = Kind(
     lambda x: x is None or _is_shape(x), "a tuple of sizes, 0 or more each, or None", "shape=(4, 3)"
 )
 MESHES = Kind(
     _are_meshes,
-    "a list of meshes, each the sizes of its axes by name, or a shape",
+    "a list of meshes, each a dict from axis names to sizes, or a shape",
     "meshes=[{'dp': 8}, {'dp': 4, 'tp': 2}]",
 )
 AXIS = Kind(
@@ -130,18 +132,20 @@ DEVICE_TYPE = Kind(
     lambda x: x is None or isinstance(x, str), "the type of a device, or None", "device_type='cpu'"
 )
 DTYPE = Kind(lambda x: isinstance(x, torch.dtype), "a dtype", "torch.float32")
-LIMIT = Kind(_is_limit, "a real number, or a tensor of one", "max_norm=1.0")
+LIMIT = Kind(_is_limit, "a real number, or a tensor with one element", "max_norm=1.0")
 TOLERANCE = Kind(lambda x: _is_number(x) and x >= 0, "a number, 0 or more", "1e-6")
 
 SCALE = Kind(lambda x: _is_number(x) and 0 < x < 2**127, "a positive number", "2.0**16")
 GROWTH = Kind(lambda x: _is_number(x) and x >= 1, "a number, 1 or more", "2.0")
 BACKOFF = Kind(lambda x: _is_number(x) and 0 < x <= 1, "a number above 0, at most 1", "0.5")
 INTERVAL = Kind(lambda x: _is_count(x) and x > 0, "an int from 1 up", "2000")
-STEP = Kind(lambda x: x is None or _is_count(x), "an int from 0 up, or None", "step=0")
-KEEP = Kind(lambda x: x is None or (_is_count(x) and x > 0), "an int from 1 up, or None", "keep=3")
+STEP = Kind(lambda x: x is None or _is_count(x), "an int of 0 or more, or None", "step=0")
+KEEP = Kind(
+    lambda x: x is None or (_is_count(x) and x > 0), "an int of 1 or more, or None", "keep=3"
+)
 POSITIONS = Kind(
     lambda x: x is None or _is_count(x) or _is_shape(x),
-    "a position, a list of positions, or None",
+    "the position of an argument, a list of positions, or None",
     "argnums=0",
 )
 PATH = Kind(lambda x: isinstance(x, str | os.PathLike), "the path of a folder", "'run/steps'")
@@ -150,7 +154,9 @@ FILE_OR_NONE = Kind(
     lambda x: x is None or PATH.test(x), "the path of a file, or None", "path='picture.svg'"
 )
 BYTES = Kind(
-    lambda x: isinstance(x, str) or (_is_count(x) and x > 0), "a number of bytes, or text", "'5GB'"
+    lambda x: isinstance(x, str) or (_is_count(x) and x > 0),
+    "a number of bytes, or text such as '25MB'",
+    "'5GB'",
 )
 
 COUNTS = Kind(
@@ -161,10 +167,10 @@ COUNTS = Kind(
             and all(isinstance(k, str) and _is_count(n) for k, n in x.items())
         )
     ),
-    "a dict of kinds and numbers, or None",
+    "a dict from kinds of collectives to numbers, or None",
     "counts={'all_reduce': 2}",
 )
-NUMBER_OR_NONE = Kind(lambda x: x is None or _is_count(x), "an int from 0 up, or None", "0")
+NUMBER_OR_NONE = Kind(lambda x: x is None or _is_count(x), "an int of 0 or more, or None", "0")
 COUNT = Kind(_is_count, "an int from 0 up", "0")
 SIZE = Kind(INTERVAL.test, "an int from 1 up", "4")
 COSTS = Kind(
@@ -172,7 +178,7 @@ COSTS = Kind(
         isinstance(x, Mapping)
         and all(isinstance(k, str) and TOLERANCE.test(n) for k, n in x.items())
     ),
-    "a dict of kinds and times",
+    "a dict from kinds of actions to times",
     'costs={"F": 1, "B": 1, "W": 1}',
 )
 RANKS = Kind(INTERVAL.test, "a number of ranks, 1 or more", "8")
@@ -195,7 +201,7 @@ LINK = Kind(
 )
 LINKS = Kind(
     lambda x: x is None or isinstance(x, Mapping),
-    "a dict of axes and links, or None",
+    "a dict from axis names to sf.Link, or None",
     "links={'dp': sf.Link(latency=10e-6, bandwidth=50e9)}",
 )
 TOLERANCES = Kind(
@@ -206,7 +212,7 @@ TOLERANCES = Kind(
             and all(isinstance(k, str) and TOLERANCE.test(n) for k, n in x.items())
         )
     ),
-    "a dict of fields and numbers, or None",
+    "a dict from fields to tolerances, or None",
     "tolerances={'peak_bytes': 0.1}",
 )
 PROGRAM = Kind(
@@ -220,22 +226,22 @@ THREADS = Kind(
 )
 AXES = Kind(
     lambda x: x is None or (isinstance(x, Mapping) and _is_world(x)),
-    "the sizes of axes by name",
+    "a dict from axis names to sizes",
     "{'dp': 4, 'tp': 2}",
 )
 MESH_OR_AXES = Kind(
     lambda x: AXES.test(x) or hasattr(x, "mesh_dim_names"),
-    "a mesh, the sizes of axes by name, or None",
+    "a mesh, a dict from axis names to sizes, or None",
     "mesh={'dp': 4, 'tp': 2}",
 )
 PLACE = Kind(
     lambda x: isinstance(x, str) or (isinstance(x, int) and not isinstance(x, bool)),
-    "a number, or text: a line, a name or an op",
+    "a number, or text: a source line, the name of a value, or an op",
     "'train.py:12', 'mm_1' or 'mm'",
 )
 WATCH = Kind(
     lambda x: x is None or callable(x),
-    "a function of a rank and a tensor, or None",
+    "a function that takes a rank and a tensor, or None",
     "watch=lambda rank, x: x.isnan().any()",
 )
 BACKEND = Kind(

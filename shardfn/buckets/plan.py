@@ -89,7 +89,10 @@ class BucketPlan:
                 f"bucket {b.index}: {b.kind} over {b.axis}, {b.op}, {b.dtype}, {b.phase}"
                 for b in chosen
             ]
-            fix = "buckets of one kind, axis, reduction, dtype and phase, and of one bucketed_grad"
+            fix = (
+                "merge only buckets with equal kind, axis, reduction, dtype and phase, of one "
+                "bucketed_grad"
+            )
             raise TreeError.of(
                 "BucketPlan.merge",
                 "these buckets cannot be merged into one collective",
@@ -119,7 +122,7 @@ class BucketPlan:
         accept("BucketPlan.split", index=index, at=at)
         whole = self._bucket(index)
         if not 0 < at < len(whole.leaves):
-            fix = f"a number of leaves between 1 and {len(whole.leaves) - 1}"
+            fix = f"split at a number of leaves between 1 and {len(whole.leaves) - 1}"
             raise TreeError.of(
                 "BucketPlan.split",
                 f"bucket {index} has {len(whole.leaves)} leaves, and cannot be split at {at}",
@@ -224,7 +227,7 @@ class BucketPlan:
                 *(f"the plan has also {x}" for x in extra),
                 *(f"the plan lacks {x}" for x in missing),
             ]
-            fix = "a plan of this very function: fn.lower(...).plan"
+            fix = "use the plan of the same function: fn.lower(...).plan"
             raise TreeError.of(
                 f"{name}, plan",
                 "the bucket plan has other leaves than the function",
@@ -238,10 +241,10 @@ class BucketPlan:
         numbers = {b.index for b in self.buckets}
         if len(numbers) < len({(b.index, b.region) for b in self.buckets}):
             fix = "plan.renumbered(buckets)"
-            got = "buckets of two bucketed_grads have one number"
+            got = "buckets of two different bucketed_grads share a number"
             raise TreeError.of(f"{name}, plan", got, fix=fix)
         if got := uneven(self.buckets):
-            fix = "a size in bytes for each leaf, in the order of the leaves"
+            fix = "give a size in bytes for each leaf, in the order of the leaves"
             raise TreeError.of(f"{name}, plan", got, fix=fix)
         if empty := [b.index for b in self.buckets if not b.leaves]:
             fix = "plan.renumbered(b for b in plan.buckets if b.leaves)"
@@ -300,12 +303,15 @@ def table(plan: BucketPlan) -> str:
         leaves = _some(u.leaves)
         lines.append(_columns("-", size, _collective(u), u.dtype, u.ready, "", leaves + _where(u)))
     if any(b.extended for b in plan.buckets):
-        lines.append("  + over its cap: a leaf is never split")
+        lines.append("  + the bucket exceeds its cap, because a leaf is never split")
     if plan.unbucketed:
-        lines.append("  - in no bucket: an ignored leaf, or sent on the way to the gradient")
+        lines.append(
+            "  - the leaf is in no bucket: it is ignored, or its gradient is reduced before "
+            "bucketing"
+        )
     said = (
-        ("reduced on their own", plan.ignored),
-        ("gradient is zero, nothing sent", plan.unused),
+        ("reduced outside of buckets", plan.ignored),
+        ("gradient is zero: nothing to send", plan.unused),
         ("nothing to send", plan.local),
         ("returned unreduced", plan.unreduced),
     )

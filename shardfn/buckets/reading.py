@@ -39,13 +39,13 @@ def read(kind: type, text: str, required: Sequence[str] = ()) -> tuple[Any, list
         The record, and the problems of the text. With problems, the record is None.
     """
     if not isinstance(text, str | bytes | bytearray):
-        return None, [f"it is {type(text).__name__}, must be text"]
+        return None, [f"the plan must be text; got {type(text).__name__}"]
     if len(text) > LONGEST:
-        return None, [f"it has {len(text)} characters, the most is {LONGEST}"]
+        return None, [f"the text has {len(text)} characters, and at most {LONGEST} are allowed"]
     try:
         fields = json.loads(text)
     except RecursionError:
-        return None, ["it is nested too deeply"]
+        return None, ["the text is nested too deeply"]
     except ValueError as error:
         return None, [f"it is not JSON: {error}"]
     wrong: list[str] = []
@@ -69,14 +69,14 @@ def _value(kind: Any, x: Any, path: str, wrong: list[str]) -> Any:
 
 def _items(kind: Any, x: Any, path: str, wrong: list[str]) -> tuple[Any, ...]:
     if not isinstance(x, list):
-        wrong.append(f"{path}: it is {_said(x)}, must be a list")
+        wrong.append(f"{path}: must be a list; got {_said(x)}")
         return ()
     return tuple(_value(kind, item, f"{path}[{i}]", wrong) for i, item in enumerate(x))
 
 
 def _record(kind: type, x: Any, path: str, wrong: list[str]) -> Any:
     if not isinstance(x, dict):
-        wrong.append(f"{path}: it is {_said(x)}, must be an object")
+        wrong.append(f"{path}: must be an object; got {_said(x)}")
         return None
     known = attrs.fields_dict(kind)
     types = typing.get_type_hints(kind)

@@ -99,7 +99,7 @@ def known_derivatives() -> KnownDerivatives | None:
 @torch.library.custom_op("shardfn::looped", mutates_args=())
 def looped(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     """The op that stands for a loop, by its number, in a graph that is being traced."""
-    raise AssertionError("a loop is an op of its own once it is captured")
+    raise AssertionError("a captured loop is a single op")
 
 
 @looped.register_fake
@@ -194,8 +194,8 @@ def _refuse_random(graph: torch.fx.Graph, name: str) -> None:
     if drawn is not None:
         raise CaptureError.of(
             name,
-            f"the function is differentiated and draws random numbers ({drawn.target}), which "
-            "would differ in its derivative",
+            f"the differentiated function draws random numbers ({drawn.target}), which would "
+            "differ in its derivative",
             fix="pass the random tensors as arguments, or as per-step inputs of a scan",
             **origin_of(drawn),
         )

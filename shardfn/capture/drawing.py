@@ -41,8 +41,8 @@ def refuse_state(graph: torch.fx.Graph, name: str) -> None:
         if use_of(node) in (AMBIENT, AMBIENT_KEY):
             raise ShardError.of(
                 name,
-                'torch draws random numbers from sf.random.state, with seed="required"',
+                'torch draws random numbers from sf.random.state, but seed="required" was set',
                 needed="a key for every draw",
-                fix="draw by sf.random, with a key that is an argument",
+                fix="draw with sf.random and a key that is an argument",
                 **origin_of(node),
             )

@@ -26,16 +26,16 @@ DTYPES = {
 LONG = 60
 # The notation of placements, with its meaning.
 LEGEND = {
-    r"\d@": "n@axis: global size n, sharded over the axis",
-    r"\d@\w+:\d": "@axis:n: shards of a multiple of n",
-    r"\d@[\w:]+\+\d": "@axis+before+after: with a halo of so many rows",
-    r"\d@[\w:]+\*\d": "@axis*n: strided, a shard of each of n equal blocks",
-    r"\*zigzag": "@axis*zigzag: chunks r and 2n - 1 - r of 2n, on rank r of n",
-    r"\bsum@": "sum@axis: Partial sum over the axis",
-    r"\bmax@": "max@axis: Partial max over the axis",
-    r"\bmin@": "min@axis: Partial min over the axis",
-    r"\bavg@": "avg@axis: Partial mean over the axis",
-    r"; [^\]]*\w=\d[^\]]*\]": "axis=n: on stage n of the axis alone",
+    r"\d@": "n@axis: a dim of global size n, sharded over the mesh axis",
+    r"\d@\w+:\d": "@axis:n: each shard's size is a multiple of n",
+    r"\d@[\w:]+\+\d": "@axis+before+after: a shard with a halo of that many rows on each side",
+    r"\d@[\w:]+\*\d": "@axis*n: each rank holds a shard of each of n equal blocks (strided)",
+    r"\*zigzag": "@axis*zigzag: rank r of n holds chunks r and 2n - 1 - r of 2n",
+    r"\bsum@": "sum@axis: a Partial sum over the mesh axis",
+    r"\bmax@": "max@axis: a Partial max over the mesh axis",
+    r"\bmin@": "min@axis: a Partial min over the mesh axis",
+    r"\bavg@": "avg@axis: a Partial mean over the mesh axis",
+    r"; [^\]]*\w=\d[^\]]*\]": "axis=n: the value is only on pipeline stage n of the mesh axis",
 }
 
 

@@ -43,13 +43,13 @@ def buckets(x: BucketPlan) -> Sheet:
     total = human_bytes(sum(b.nbytes for b in every))
     lines = [
         f"{x.name}: {count} {'bucket' if count == 1 else 'buckets'}, {total} a rank",
-        f"mesh {x.mesh}; in the order in which they are filled",
+        f"mesh {x.mesh}; buckets in the order in which they fill",
     ]
     notes = ["A line across a bar is the cap at which the bucket closes."]
     has_caps = any(bar.mark is not None for bar in drawn)
     texts = (
-        ("reduced on their own", x.ignored),
-        ("gradient is zero, nothing sent", x.unused),
+        ("reduced outside of buckets", x.ignored),
+        ("gradient is zero: nothing to send", x.unused),
         ("nothing to send", x.local),
         ("returned unreduced", x.unreduced),
     )

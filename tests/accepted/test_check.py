@@ -51,8 +51,8 @@ def test_all_wrong_arguments_are_listed_at_once() -> None:
     with pytest.raises(sf.ShardError) as error:
         LIB.check(torch.sin, X, worlds=[None], rtol=-1, atol="0")
     assert str(error.value).splitlines()[:3] == [
-        "check, worlds: worlds is [None], a list, and must be a tuple of sizes, or of dicts of "
-        "axes and sizes",
+        "check, worlds: worlds is [None], a list, and must be a tuple of numbers of ranks, or "
+        "of dicts from axis names to sizes",
         "  rtol is -1, a int, and must be a number, 0 or more",
         "  atol is '0', a str, and must be a number, 0 or more",
     ]

@@ -63,9 +63,9 @@ def test_s9_7_the_table_prints_a_line_for_each_bucket_and_marks_those_over_their
         "bytes collective dtype ready first use leaves",
         "0 1.5 KiB+ all_reduce[sum, dp] float32 mm_0, net.py:0 result p['a']",
         "1 150 B all_gather[tp] float32 start mm, net.py:3 b, c, d, and 2 more",
-        "+ over its cap: a leaf is never split",
-        "reduced on their own: g",
-        "gradient is zero, nothing sent: u, v, w, x, y, z, U, V, and 2 more",
+        "+ the bucket exceeds its cap, because a leaf is never split",
+        "reduced outside of buckets: g",
+        "gradient is zero: nothing to send: u, v, w, x, y, z, U, V, and 2 more",
         "nothing to send: l",
         "returned unreduced: r",
     ]
@@ -84,7 +84,7 @@ def test_s9_7_a_plan_without_buckets_prints_one_line() -> None:
     assert str(plan()) == "buckets of step on mesh (dp=2): 0"
     assert (
         str(plan(unused=("u",)))
-        == "buckets of step on mesh (dp=2): 0\n  gradient is zero, nothing sent: u"
+        == "buckets of step on mesh (dp=2): 0\n  gradient is zero: nothing to send: u"
     )
 
 

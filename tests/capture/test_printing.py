@@ -128,12 +128,12 @@ def test_many_inputs_and_results_are_shortened_and_the_whole_text_has_them_all()
 def test_the_legend_explains_the_placements_that_occur_and_no_others() -> None:
     assert legend(["  in    %x: f32[3]   # x['8@dp']"]) == []
     assert legend(["  in    %x: f32[8@dp:2+1+0, 4; max@tp]"]) == [
-        "  legend: n@axis: global size n, sharded over the axis; @axis:n: shards of a "
-        "multiple of n; @axis+before+after: with a halo of so many rows; max@axis: "
-        "Partial max over the axis"
+        "  legend: n@axis: a dim of global size n, sharded over the mesh axis; @axis:n: each "
+        "shard's size is a multiple of n; @axis+before+after: a shard with a halo of that "
+        "many rows on each side; max@axis: a Partial max over the mesh axis"
     ]
     assert legend(["  %y = sum(%x, dim=0): f32[8; pp=1.2]"]) == [
-        "  legend: axis=n: on stage n of the axis alone"
+        "  legend: axis=n: the value is only on pipeline stage n of the mesh axis"
     ]
     assert legend(["  %y = prim_redistribute(%x, ;|pp=@1): f32[8]"]) == []
 
@@ -144,4 +144,4 @@ def test_the_stage_of_a_value_stands_in_its_type() -> None:
         x = sf.distribute(torch.ones(4, 3), mesh, P("tp", pp=sf.Stage(1, chunk=2)))
         text = str(sf.shard(lambda x: x * 2, mesh, backend="aten").lower(x))
     assert "in    %x: f32[4@tp, 3; pp=1.2]" in text
-    assert "axis=n: on stage n of the axis alone" in text
+    assert "axis=n: the value is only on pipeline stage n of the mesh axis" in text

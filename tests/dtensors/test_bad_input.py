@@ -79,8 +79,8 @@ def test_a_dtensor_argument_and_a_plain_one_are_named() -> None:
             """add: the op has a DTensor and a plain tensor as operands
   argument a: a plain tensor of shape (4, 2)
   argument b: a DTensor of shape (4, 2)
-  try: DTensor.from_local(a, mesh, placements) for each rank's own, distribute_tensor(a, mesh, \
-placements) for one that all have; or b.to_local()"""
+  try: DTensor.from_local(a, mesh, placements) if a differs between ranks, distribute_tensor(a, \
+mesh, placements) if it is the same on all ranks; or b.to_local()"""
         )
         placed = lambda a, b: (distribute_tensor(a, mesh, S) + b).to_local()
         assert torch.equal(sf.jit(placed, backend="aten")(X, d).shards[1], 2 * X[2:])
@@ -171,7 +171,7 @@ def test_a_dtensor_of_another_world() -> None:
         text = refused(sf.PlacementError, lambda: sf.shard(lambda x: x, mesh)(d))
         assert "argument x: it lives on another mesh, (dp=4)" in text
         text = refused(sf.PlacementError, lambda: closed_over(mine))
-        assert text.startswith("a DTensor that the function closes over: a mesh of 4")
+        assert text.startswith("a closed-over DTensor: a mesh of 4")
 
 
 @pytest.mark.parametrize("transform", ["jit", "shard", "shard_map"])
@@ -215,7 +215,7 @@ CONTRADICTING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "strides": (
         lambda d, mesh: DTensor.from_local(d.to_local(), mesh, S, shape=d.shape, stride=(1, 4)),
-        "DTensor.from_local: stride (1, 4), of a DTensor of shape (4, 2)",
+        "DTensor.from_local: stride=(1, 4) for a DTensor of shape (4, 2)",
     ),
     "of a gradient": (
         lambda d, mesh: d.to_local(grad_placements=[Shard(7)]),
@@ -235,7 +235,7 @@ CONTRADICTING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda d, mesh: DTensor.from_local(
             d.full_tensor(), mesh, S, shape=d.shape, stride=d.stride()
         ),
-        "DTensor.from_local: shape (4, 2), of local tensors of shape (4, 2)",
+        "DTensor.from_local: the global shape is (4, 2), but local tensors have shape (4, 2)",
     ),
 }
 
@@ -325,8 +325,8 @@ def test_what_a_refused_rank_is_to_write_instead() -> None:
     assert_close([tuple(y) for y in found], wanted)
 
 
-ON_STAGE = "the DTensor is on a stage of pp, which DTensor's methods do not know"
-TO_STAGE = "a placement on a stage, which DTensor's methods do not know"
+ON_STAGE = "the DTensor is on a pipeline stage of pp, which torch's DTensor methods do not support"
+TO_STAGE = "a placement on a pipeline stage, which torch's DTensor methods do not support"
 METHODS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "placements": (lambda x, mesh: x + len(x.placements), f"DTensor.placements: {ON_STAGE}"),
     "to_local": (lambda x, mesh: x.to_local(), f"DTensor.to_local: {ON_STAGE}"),
@@ -379,6 +379,6 @@ def test_a_redistribution_to_a_stage_inside_shard_is_refused() -> None:
         f = sf.shard(lambda x: x.redistribute(mesh, [sf.Stage(0)]), mesh, backend="aten")
         text = refused(sf.PlacementError, lambda: f(X))
         assert text == (
-            f"DTensor.redistribute: {TO_STAGE}\n"
-            "  try: sf.constrain(x, P(axis=stage)) of a global tensor, inside of sf.shard"
+            f"DTensor.redistribute: {TO_STAGE}\n  try: sf.constrain(x, P(axis=stage)) of a "
+            "global tensor x, inside sf.shard"
         )

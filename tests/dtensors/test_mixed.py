@@ -155,7 +155,9 @@ def test_vmap_over_a_dim_of_dtensors_that_is_not_sharded(mesh: Any) -> None:
     assert_close(shards(total), [x.sum(1)] * 2)
     assert_close(gradient.full_tensor(), 2 * x)
     over_columns = lambda d: sf.vmap(loss, in_axes=1)(d)
-    with pytest.raises(sf.CaptureError, match="the placements are not known at this point"):
+    with pytest.raises(
+        sf.CaptureError, match="the placements of this DTensor are not known at this point"
+    ):
         sf.jit(over_columns, backend="aten")(d)
 
 

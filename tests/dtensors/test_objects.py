@@ -285,16 +285,18 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         )(X),
         """add: the op has DTensors as operands on the axes (dp) and (dp, tp)
   needed: one mesh
-  try: DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh""",
+  try: DTensor.from_local(x.to_local(), mesh, placements), with one placement for \
+each axis of the mesh""",
     ),
     "redistributed to the whole mesh": (
         lambda mesh: sf.jit(
             lambda x: DTensor.from_local(x, mesh["dp"], [S]).redistribute(mesh, [S, R])
         )(X),
-        """DTensor.redistribute: the DTensor is on dp=S0, and the call names a mesh of axes \
-('dp', 'tp')
-  try: use the mesh of the DTensor; for another one, \
-DTensor.from_local(x.to_local(), mesh, placements)""",
+        """DTensor.redistribute: the DTensor is on dp=S0, but the call names a mesh with axes \
+('dp', \
+'tp')
+  try: use the mesh of the DTensor; for another mesh use DTensor.from_local(x.to_local(), mesh, \
+placements)""",
     ),
     "a private record of a DTensor": (
         lambda mesh: sf.jit(lambda d: (d * 1, d._spec.mesh == mesh))(

@@ -167,7 +167,7 @@ def test_s8_6_verbose_prints_every_op_with_placements_and_local_shapes_of_one_ra
     shown = [re.sub(r"   # \S+", "", line) for line in low.verbose(rank=4).splitlines()]
     assert shown == [
         "shard(<lambda>) on mesh (dp=2, tp=3), rank at (dp=1, tp=1): 3 steps",
-        "  legend: n@axis: global size n, sharded over the axis",
+        "  legend: n@axis: a dim of global size n, sharded over the mesh axis",
         "  aten.mm.default(self f32[5@dp, 4] (2, 4), mat2 f32[4, 3] (4, 3)) -> f32[5@dp, 3] (2, 3)",
         "  all_gather over dp, 72 B, implicit: f32[5@dp, 3] (2, 3) -> f32[5, 3] (5, 3)",
         "  aten.sort.default(self f32[5, 3] (5, 3)) -> f32[5, 3] (5, 3), i64[5, 3] (5, 3)",

@@ -271,7 +271,7 @@ def test_calls_with_other_sparse_tensors() -> None:
 
 
 REFUSED: dict[str, tuple[Fn, str, str]] = {
-    "row": (lambda a: a[0], "it reads rows of a sparse tensor", "A.to_dense()"),
+    "row": (lambda a: a[0], "the code reads rows of a sparse tensor", "A.to_dense()"),
     "exp": (torch.exp, "an argument is a sparse tensor", "A.to_dense()"),
     "cat": (lambda a: torch.cat([a, a]), "an argument is a sparse tensor", "A.to_dense()"),
     "softmax": (
@@ -281,14 +281,26 @@ REFUSED: dict[str, tuple[Fn, str, str]] = {
     ),
     "in place": (lambda a: a.mul_(2), "mul_: an argument is a sparse tensor", "A.to_dense()"),
     "product": (lambda a: a @ a.t(), "both matrices are sparse", "A.to_dense()"),
-    "number": (lambda a: a + 1, "a number: the sum is dense", "A.to_dense()"),
-    "added": (lambda a: a.coalesce().values(), "how many are left depends on", "A.coalesce() out"),
-    "not linear": (lambda a: a.abs(), "elements with equal positions", "A.coalesce() outside"),
+    "number": (lambda a: a + 1, "a number is dense", "A.to_dense()"),
+    "added": (
+        lambda a: a.coalesce().values(),
+        "the number of elements depends on",
+        "A.coalesce() out",
+    ),
+    "not linear": (lambda a: a.abs(), "the sparse tensor is not coalesced", "A.coalesce() outside"),
     "no size": (lambda a: torch.sparse_coo_tensor(POSITIONS, NUMBERS) @ X, "its size", "size=(n,"),
     "gradient": (sf.grad(lambda a: (a @ X).sum()), "with respect to a sparse", "sparse_coo_tensor"),
     "tangent": (lambda a: sf.jvp(lambda a: a @ X, (a,), (a,)), "with respect to a", "its values"),
-    "samples": (sf.vmap(lambda a: a * 2), "a sparse tensor has a mapped axis", "in_axes with None"),
-    "rows of a loop": (lambda a: sf.map(lambda r: r * 2, a), "it reads rows of", "A.to_dense()"),
+    "samples": (
+        sf.vmap(lambda a: a * 2),
+        "a sparse tensor has a mapped axis",
+        "set in_axes to None",
+    ),
+    "rows of a loop": (
+        lambda a: sf.map(lambda r: r * 2, a),
+        "the code reads rows of",
+        "A.to_dense()",
+    ),
     "carry": (
         lambda a: sf.scan(lambda a, _: (a * 2, None), a, None, length=2)[0],
         "a sparse tensor is in its carry",
@@ -336,7 +348,9 @@ def test_what_cannot_enter_is_refused_with_its_path() -> None:
     with pytest.raises(sf.TreeError, match="donated argument 0 holds a sparse tensor"):
         sf.jit(fn, donate_argnums=0, backend="aten")({"a": UNCOALESCED})
     with simulated(a=2) as mesh:
-        with pytest.raises(sf.CaptureError, match="a sparse tensor, whose parts are DTensors"):
+        with pytest.raises(
+            sf.CaptureError, match="the result is a sparse tensor, whose parts would be DTensors"
+        ):
             sf.shard(lambda a: a * 2, mesh, backend="aten")(UNCOALESCED)
         with pytest.raises(sf.CaptureError, match="shard_map: an argument is a sparse tensor"):
             sf.jit(sf.shard_map(lambda a: a @ X, mesh, P(), P()), backend="aten")(UNCOALESCED)

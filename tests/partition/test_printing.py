@@ -45,7 +45,8 @@ def test_a_training_step_is_printed_whole(mesh: Any) -> None:
         23 ops of one rank
         3 all_reduce over dp, 52 B
         1 all_reduce over tp, 4 B
-          legend: n@axis: global size n, sharded over the axis; sum@axis: Partial sum over the axis
+          legend: n@axis: a dim of global size n, sharded over the mesh axis; sum@axis: a \
+Partial sum over the mesh axis
           in    %params.w1: f32[4, 6@tp]
           in    %params.w2: f32[6@tp, 2]
           in    %x: f32[8@dp, 4]
@@ -95,7 +96,8 @@ def test_a_loop_is_printed_with_its_body_and_the_collectives_in_it(mesh: Any) ->
         shard(f) on mesh (dp=2, tp=3)
         3 ops of one rank
         3 all_reduce over dp, 12 B
-          legend: n@axis: global size n, sharded over the axis; sum@axis: Partial sum over the axis
+          legend: n@axis: a dim of global size n, sharded over the mesh axis; sum@axis: a \
+Partial sum over the mesh axis
           in    %xs: f32[3, 4@dp]
           coord %coord_dp: this rank's index on dp
           coord %coord_tp: this rank's index on tp
@@ -126,7 +128,7 @@ def test_a_shard_map_introduces_the_coordinate_that_it_reads(mesh: Any) -> None:
         shard(shard_map(<lambda>)) on mesh (dp=2, tp=3)
         4 ops of one rank
         1 all_reduce over dp, 36 B
-          legend: n@axis: global size n, sharded over the axis
+          legend: n@axis: a dim of global size n, sharded over the mesh axis
           in    %x: f32[6@dp, 3]
           coord %coord_dp: this rank's index on dp
           %clone = clone(%coord_dp): i64[]

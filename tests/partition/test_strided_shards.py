@@ -89,7 +89,7 @@ def test_a_strided_shard_prints_with_its_number_of_blocks() -> None:
         fn = sf.shard(torch.matmul, mesh, (P(None, "a"), P()), backend="aten")
         text = fn.lower(drawn(3, 5, 4), drawn(4, 7)).verbose(0)
     assert "-> f64[15@a*3, 4] (9, 4)" in text
-    assert "@axis*n: strided, a shard of each of n equal blocks" in text
+    assert "@axis*n: each rank holds a shard of each of n equal blocks (strided)" in text
 
 
 def test_a_result_leaves_in_plain_chunks() -> None:

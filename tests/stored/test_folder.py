@@ -116,7 +116,7 @@ def test_a_folder_that_others_can_write_is_not_used(
     here: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.path.chmod(0o770)
-    with pytest.warns(UserWarning, match="must be yours alone, mode 0700"):
+    with pytest.warns(UserWarning, match="must belong to you alone, with mode 0700"):
         assert own_folder() is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")

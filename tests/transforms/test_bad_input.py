@@ -155,8 +155,8 @@ def test_a_dtensor_on_another_mesh() -> None:
 def test_no_mesh() -> None:
     _, text = refusal(sf.PlacementError, lambda: sf.shard(double)(X))
     assert text == (
-        "shard(double): there is no mesh\n  at: HERE\n  try: shard(fn, mesh=...) or call "
-        "it inside `with use_mesh(mesh)`"
+        "shard(double): no mesh is given, and no current mesh is set\n  at: HERE\n  try: "
+        "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
     )
 
 
@@ -283,7 +283,7 @@ def test_a_call_that_does_not_fit_the_signature() -> None:
 
 def test_a_tensor_that_is_said_to_be_static() -> None:
     _, text = refusal(sf.TreeError, lambda: sharded(double, static_argnums=0)(X))
-    fix = "leave it out of static_argnums: tensors are never constants"
+    fix = "leave this argument out of static_argnums, since tensors are never constants"
     assert text == (
         "shard(double): static argument 0 holds a tensor\n  at: HERE\n  needed: "
         f"constants\n  try: {fix}"

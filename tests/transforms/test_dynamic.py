@@ -332,10 +332,9 @@ def test_a_strict_dim_that_must_be_constant_is_named_with_its_line() -> None:
     with pytest.raises(sf.CaptureError) as caught:
         fn(sf.mark_dynamic(batch(4), 0, strict=True))
     assert str(caught.value) == (
-        "jit(constant), argument x: it needs the size of dim 0 constant: 4\n"
-        f"  at: {__file__}:{line}\n"
-        "  needed: a size that may change between calls\n"
-        "  try: strict=False, which captures the function again for each size"
+        "jit(constant), argument x: the function needs a constant size of dim 0: 4\n  at: "
+        f"{__file__}:{line}\n  needed: a size that may change between calls\n  try: "
+        "strict=False, with which shardfn captures the function again for each size"
     )
     hinted = sf.jit(constant, backend="aten", dynamic={"x": {0: Dim.DYNAMIC}})
     with pytest.raises(sf.CaptureError, match="dim 0 constant: 5"):

@@ -347,23 +347,27 @@ or vmap applies
     ),
     "a followed carry": (
         lambda: sf.grad(lambda x, q: over_rows(x, q).sum())(A, Q),
-        """scan: a derivative or vmap applies to a Quantized in its carry
-  try: pass its inner tensors as plain tensors, and make the class inside the body""",
+        """scan: a derivative or vmap applies to a Quantized in the loop's carry
+  try: pass the subclass's inner tensors as plain tensors, and build the subclass inside the \
+body""",
     ),
     "one followed, one not": (
         lambda: sf.grad(lambda x: sf.map(lambda r: r * ROW, x).sum())(Pair(A, B)),
-        """scan: a derivative or vmap applies to one Pair in it, but not to another
-  try: pass its inner tensors as plain tensors, and make the class inside the body""",
+        """scan: in the loop or branch a derivative or vmap applies to one Pair, but not to another
+  try: pass the subclass's inner tensors as plain tensors, and build the subclass inside the \
+body""",
     ),
     "rows that the class does not keep": (
         lambda: staged(lambda q: sf.map(lambda r: r * 2, q))(Q),
-        """scan: a Quantized, whose rows are not the rows of its inner tensors
-  try: pass its inner tensors as plain tensors, and make the class inside the body""",
+        """scan: the rows of a Quantized differ from the rows of its inner tensors
+  try: pass the subclass's inner tensors as plain tensors, and build the subclass inside the \
+body""",
     ),
     "results that cannot be stacked": (
         lambda: staged(lambda x: sf.map(lambda r: Q, x))(A),
-        """scan: a Quantized, whose rows are not the rows of its inner tensors
-  try: pass its inner tensors as plain tensors, and make the class inside the body""",
+        """scan: the rows of a Quantized differ from the rows of its inner tensors
+  try: pass the subclass's inner tensors as plain tensors, and build the subclass inside the \
+body""",
     ),
     "branches that say other things of themselves": (
         lambda: staged(

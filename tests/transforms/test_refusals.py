@@ -379,7 +379,7 @@ def test_code_of_one_rank_is_refused_among_global_tensors(call: str) -> None:
     with simulated(dp=2) as mesh:
         MESHES[:] = [mesh]
         staged = sf.shard(OF_ONE_RANK[call], mesh, P("dp"), backend="aten")
-        with pytest.raises(sf.CaptureError, match="it is code of one rank") as caught:
+        with pytest.raises(sf.CaptureError, match="the call belongs to code of one rank") as caught:
             staged(X)
     assert "sf.jit(fn) or sf.shard_map" in (caught.value.fix or "")
     assert (caught.value.source or "").startswith(__file__)

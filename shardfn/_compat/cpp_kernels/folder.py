@@ -113,8 +113,8 @@ class _KernelFolder:
             if problem is None:
                 return path
             warnings.warn(
-                f"shardfn: kernels are not kept in {path}: {problem}; those of this "
-                "process are in a temporary folder",
+                f"shardfn: compiled kernels are not cached in {path}: {problem}; this process "
+                "uses a temporary folder",
                 stacklevel=2,
             )
         if self.temporary is None:
@@ -154,7 +154,7 @@ def not_private(path: Path) -> str | None:
     is_own = not hasattr(os, "getuid") or about.st_uid == os.getuid()
     if stat.S_ISDIR(about.st_mode) and is_own and is_private:
         return None
-    return "it must be yours alone, mode 0700"
+    return "the folder must belong to you alone, with mode 0700"
 
 
 def unwritable(path: Path) -> str | None:

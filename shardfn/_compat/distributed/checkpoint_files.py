@@ -84,7 +84,7 @@ def _readable(path: str) -> Iterator[None]:
         yield
     except Exception as error:  # pickle and torch.load raise many kinds for damaged files
         lines = f"{type(error).__name__}: {error}".split("\n")[:2]
-        fix = "another step: the file is damaged, or was not written to its end"
+        fix = "load another step: the checkpoint file is damaged or incomplete"
         raise CheckpointError.of("load", f"{path} cannot be read", *lines, fix=fix) from None
 
 

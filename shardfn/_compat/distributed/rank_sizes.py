@@ -61,7 +61,9 @@ class _Number:
         """Return the number if all ranks agree; else raise."""
         first, *others = self.values
         if any(x != first for x in others):
-            raise RuntimeError(f"a size of {[*self.values]} on these ranks is read as one number")
+            raise RuntimeError(
+                f"a size that differs between ranks, {[*self.values]}, is used as one number"
+            )
         return first
 
     guard_bool = guard_int = bool_ = int_ = expect_true = expect_size = one

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from ..tracing import unwrapped
 from .refused import refuse
 
-READS_ARGUMENT = "it asks an argument tensor for"
+READS_ARGUMENT = "the function asks an argument tensor for"
 NAME = "_argument"  # of the attribute of a fake tensor
 # questions that are no name of an attribute
 IDENTITY = "which argument it is"

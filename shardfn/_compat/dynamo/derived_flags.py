@@ -17,7 +17,7 @@ from .argument_facts import ENABLED, Argument, argument_of
 from .refused import refuse
 
 FLAGS = ("requires_grad", "is_leaf")
-READS_FLAG = "it asks a computed tensor whether it requires grad;"
+READS_FLAG = "the function reads requires_grad of a computed tensor;"
 
 
 class Replayed:
@@ -52,7 +52,7 @@ class Replayed:
         if node.op == "get_attr":
             return self.output.get_submodule(str(node.target))
         if node.target is torch.autograd.grad_mode._enter_inference_mode:
-            raise NotImplementedError("views of fake tensors do not follow there")
+            raise NotImplementedError("views of fake tensors are not tracked in inference mode")
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)

@@ -21,7 +21,7 @@ from .refused import refuse
 Made = list[tuple["State", "State"]]  # modules before and after their parameters were made
 _MADE: contextvars.ContextVar[Made] = contextvars.ContextVar("made")
 WITHOUT_SHAPE = "reads a parameter without a shape"
-WITHOUT_VALUES = "makes parameters from the values of arguments"
+WITHOUT_VALUES = "a lazy module makes parameters from the values of arguments"
 AGAIN = "_shardfn_made"  # of an error: makes again what was taken back because of it
 
 

@@ -19,21 +19,21 @@ from .tensor_classes import class_name, holds_tensors, is_foreign, is_foreign_cl
 
 # torch's words for a custom op whose derivative torch.func does not take
 NO_DERIVATIVE = "must override the setup_context"
-ASKS_RANK = "asks which rank it runs on"
+ASKS_RANK = "the function asks for its rank"
 
-MAKES_DTENSOR = "makes a DTensor or takes one apart"
+MAKES_DTENSOR = "the function makes a DTensor or reads its local tensor"
 
-FOREIGN = "closes over a tensor of class"
+FOREIGN = "the function closes over a tensor of class"
 
-FOLLOWED = "asks a followed tensor of class"
+FOLLOWED = "the function asks a differentiated or mapped tensor of class"
 
-MADE_OF_FOLLOWED = "makes of followed tensors one of class"
+MADE_OF_FOLLOWED = "the function makes, from differentiated or mapped tensors, one of class"
 
 MADE = "makes a tensor of class"
 
 COMMUNICATES = "communicates by itself:"
 
-READS_VERSION = "it asks a tensor for its ._version;"
+READS_VERSION = "the function asks a tensor for its ._version;"
 
 READS_CONTEXT = "of class `ContextVar`"  # in torch's error, before 2.15
 
@@ -72,7 +72,10 @@ def refusal(fn: Any) -> str | None:
     if is_foreign_class(fn):
         return f"{MADE} {fn.__name__};"
     if isinstance(fn, type) and _runs_code_unread(fn):
-        return f"{fn.__name__} has a __del__, or a metaclass with a __call__, which is not read"
+        return (
+            f"{fn.__name__} has a __del__, or a metaclass with a __call__, which Dynamo does not "
+            "trace"
+        )
     collective = getattr(fn, "__module__", None) == "torch.distributed._functional_collectives"
     return f"{COMMUNICATES} {fn.__name__};" if collective else None
 

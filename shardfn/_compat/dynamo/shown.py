@@ -144,7 +144,7 @@ def _number(proxy: Any) -> Traced:
         "print",
         "the function prints a number that is computed from a tensor's value",
         needed="tensors, or x.item() itself",
-        fix="compute with tensors: x / n in place of x.item() / n",
+        fix="print the tensor itself, or compute with tensors: x / n in place of x.item() / n",
         source=user_line(),
     )
 
@@ -166,7 +166,8 @@ def _function(tx: Any, x: Any) -> Any:
             "sf.debug.callback",
             f"the function {code.co_name} closes over {names}, which the captured function creates",
             needed="a function that takes these values as arguments",
-            fix=f"sf.debug.callback({code.co_name}, {names}), with a parameter for each",
+            fix=f"sf.debug.callback({code.co_name}, {names}), where {code.co_name} has a parameter "
+            "for each value",
             source=user_line(),
         )
     made = types.FunctionType(code, x.get_globals(), code.co_name, None, tuple(cells))
@@ -258,7 +259,7 @@ def logger_called(
             f"logging.Logger.{name}",
             f"the function configures the logger {logger.value.name!r}",
             needed="a function without side effects",
-            fix=f"call {name} before the function",
+            fix=f"call {name} before the function runs",
             source=user_line(),
         )
     about = [ConstantVariable.create(x) for x in (logger.value.name, name)]

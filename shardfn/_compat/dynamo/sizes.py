@@ -206,7 +206,7 @@ class Sizes(NamedTuple):
                 if _at(expr, values) != sizes[dim]:
                     return f"{names[number]}.shape[{dim}] == {expr}"
             if any(_at(e, values) != n for e, n in zip(stride, strides, strict=True)):
-                return f"another order of the strides of {names[number]}"
+                return f"the strides of {names[number]} in another order"
         return None
 
     def constants(self) -> dict[tuple[int, int], tuple[int, str | None]]:

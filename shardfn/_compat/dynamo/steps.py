@@ -156,7 +156,7 @@ def _range(item: Any, tx: Any) -> tuple[Any, int, int]:
         "a slice",
         "the size of the slice depends on a tensor value",
         needed="a size that is a number: x[t:t + 2]",
-        fix="x[t:t + n] with n a number, or torch.where over all of x",
+        fix="x[t:t + n] where n is a number, or torch.where over all of x",
         source=user_line(),
     )
 

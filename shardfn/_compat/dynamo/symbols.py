@@ -69,7 +69,7 @@ class Sized(torch.fx.Interpreter):
         """
         result = super().run_node(n)
         if have_other_strides(result, n.meta.get("val")):
-            raise ValueError(f"{n} has other strides where it is decomposed")
+            raise ValueError(f"the decomposition of {n} returns other strides than the op")
         return result
 
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:

@@ -48,7 +48,7 @@ def _ctc_loss(
     fits = fits and min((*input_lengths, *target_lengths), default=0) >= 0
     fits = fits and max(input_lengths, default=0) <= time and rows <= targets.shape[0]
     if not fits or number > targets.shape[-1]:
-        raise RuntimeError("ctc_loss: the lengths do not fit the log_probs and the targets")
+        raise RuntimeError("ctc_loss: the lengths do not match the shapes of log_probs and targets")
     with mode:
         return log_probs.new_empty(batch), log_probs.new_empty(
             batch, time, 2 * max(target_lengths, default=0) + 1

@@ -41,7 +41,7 @@ def _policy_of(context_fn: Callable[[], Any]) -> Callable[..., Any]:
     if policy is None:
         raise CaptureError.of(
             WHERE,
-            "its context_fn makes other contexts than those of selective checkpointing",
+            "context_fn returns contexts that are not those of selective checkpointing",
             needed="torch.utils.checkpoint.create_selective_checkpoint_contexts",
             fix="sf.checkpoint(fn, policy=...), with one of checkpoint_policies",
         )

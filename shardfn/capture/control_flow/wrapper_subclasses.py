@@ -15,7 +15,7 @@ from ...errors import CaptureError
 from .bodies import BodyGraph, BodyWithSums
 
 Shells = list[_compat.Shell | None]  # None for a plain tensor
-FIX = "pass its inner tensors as plain tensors, and make the class inside the body"
+FIX = "pass the subclass's inner tensors as plain tensors, and build the subclass inside the body"
 
 
 def inner_tensors(xs: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], Shells]:
@@ -43,7 +43,7 @@ def rebuilt_subclasses(
         if any(map(_compat.is_wrapped, held)):
             raise CaptureError.of(
                 name,
-                f"a derivative or vmap applies to a {spec.kind.__name__} in its carry",
+                f"a derivative or vmap applies to a {spec.kind.__name__} in the loop's carry",
                 fix=FIX,
             )
         yield _compat.closed(spec, held)
@@ -85,7 +85,7 @@ def _spec_of_row(name: str, x: torch.Tensor, row: torch.Tensor) -> _compat.Shell
             return spec
     kind = type(x if _compat.holds_tensors(x) else row).__name__
     raise CaptureError.of(
-        name, f"a {kind}, whose rows are not the rows of its inner tensors", fix=FIX
+        name, f"the rows of a {kind} differ from the rows of its inner tensors", fix=FIX
     )
 
 
@@ -176,5 +176,7 @@ def refuse_partly_followed(name: str, xs: Iterable[torch.Tensor]) -> None:
     if followed and 0 < sum(map(_compat.holds_tensors, values)) < len(followed):
         kind = _compat.class_name(followed[0])
         raise CaptureError.of(
-            name, f"a derivative or vmap applies to one {kind} in it, but not to another", fix=FIX
+            name,
+            f"in the loop or branch a derivative or vmap applies to one {kind}, but not to another",
+            fix=FIX,
         )

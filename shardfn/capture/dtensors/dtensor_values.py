@@ -35,7 +35,7 @@ Outer = Mapping[torch.fx.Node, torch.fx.Node]
 APART = (*placement.PLACING_CALLS, placement.forget_dtensor)
 PLACING = ("redistribute", "full_tensor")
 HOOKED = "register_hook"  # of a value, which it stands for, and the body of a hook
-FIX = "x.redistribute(mesh, placements) before it, which sets its placements"
+FIX = "call x.redistribute(mesh, placements) before this op, which sets the placements of x"
 
 
 class DTensors:
@@ -167,7 +167,9 @@ class DTensors:
             return None
         if not isinstance(found, DTensor):
             raise CaptureError.of(
-                f"DTensor.{name}", "the placements are not known at this point", fix=FIX
+                f"DTensor.{name}",
+                "the placements of this DTensor are not known at this point",
+                fix=FIX,
             )
         return dtensor_placements_text(found)
 
@@ -186,7 +188,7 @@ class DTensors:
             return _constrained, dtensor_placements_text(x, current_scope().mesh)
         if not is_on_part(x, current_scope().mesh):
             return placement.placed, dtensor_placements_text(x)
-        placement_checks.refuse_uneven_part("a DTensor that the function closes over", "", x)
+        placement_checks.refuse_uneven_part("a closed-over DTensor", "", x)
         current_scope().parts.append(x)
         return replaced_calls.CLOSED_OVER[replaced_calls.PART], dtensor_placements_text(x)
 

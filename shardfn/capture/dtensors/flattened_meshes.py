@@ -27,7 +27,7 @@ def flattened(mesh: Any, *args: Any) -> Any:
     except (RuntimeError, ValueError, TypeError) as error:
         raise CaptureError.of(
             "mesh._flatten",
-            f"torch refuses it: {str(error.args[0]).strip()}",
+            f"torch refuses to flatten the mesh: {str(error.args[0]).strip()}",
             fix="give the flattened mesh a name: mesh._flatten('name')",
         ) from error
 
@@ -62,7 +62,8 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
         axes = unflattened_axes(axes_of(mesh).names, around)
         raise PlacementError.of(
             what,
-            f"its mesh is {axes_of(mesh)}, flattened, but the code uses the mesh {axes_of(around)}",
+            f"the flattened mesh of the DTensor is {axes_of(mesh)}, but the code uses the mesh "
+            f"{axes_of(around)}",
             needed="one mesh",
             fix=f"a placement for each of {', '.join(axes)}, on the mesh of these axes",
             mesh=around,

@@ -19,7 +19,7 @@ from ...mesh import axes_of, meshes_here, ranks_of, real_mesh
 from ..shard_map.axis_names import current_scope
 from .process_groups import axes_of_group, axes_with, is_world_group
 
-OF_GROUP = "dist.get_process_group_ranks(group), and the tag of this group"
+OF_GROUP = "pass dist.get_process_group_ranks(group) and the tag of the same group"
 NAME = "group.group_name, of mesh.get_group(axis)"
 
 
@@ -124,10 +124,14 @@ def group_rank(what: str, group: Any, rank: int | None) -> int:
     every = ranks_of_world_group(group)
     if rank is not None and every is not None and rank in every:
         return rank
-    which = "the number of a rank, a tensor here," if rank is None else f"rank {rank}"
+    which = (
+        "the number of a rank, which is a tensor in captured code,"
+        if rank is None
+        else f"rank {rank}"
+    )
     raise CaptureError.of(
         what,
-        f"{which} has another number on each rank, or none, in a group of a mesh axis",
+        f"{which} has a different number, or no number, in each group of a mesh axis",
         needed="the same number on all ranks",
         fix="use group_src= and group_dst= of the collective, or dist.get_rank(group)",
     )
@@ -159,7 +163,7 @@ def name_of_ranks(tag: str, *ranks: Any) -> str:
         if sorted(map(id, noted)) == numbers and _compat.group_tag(group) == tag:
             return group.group_name
     if any(isinstance(x, torch.Tensor) for x in ranks):
-        got = "its ranks are tensors, and not those of a group with this tag"
+        got = "the ranks are tensors that do not match a group with this tag"
         raise CaptureError.of(what, got, needed=OF_GROUP, fix=NAME)
     name = _compat.name_of_group(ranks, tag)
     if name is None:

@@ -83,7 +83,7 @@ def refuse_sharded(dims: tuple[int | None, ...], ndim: int) -> None:
     if others:
         raise PlacementError.of(
             "loss_parallel",
-            f"plain labels, with logits that are sharded on dim {others[0]}",
+            f"the labels are a plain tensor, but the logits are sharded on dim {others[0]}",
             needed="labels with the placements of the logits, without the dim of classes",
             fix="DTensor.from_local(target, mesh, placements), or distribute_tensor",
             dim=others[0],

@@ -70,15 +70,15 @@ def refuse_mixed(
     plain = _expression(kinds, False, origin_of) or "plain"
     placed = _expression(kinds, True, origin_of) or "dtensor"
     fix = (
-        f"DTensor.from_local({plain}, mesh, placements) for each rank's own, "
-        f"distribute_tensor({plain}, mesh, placements) for one that all have; "
-        f"or {placed}.to_local()"
+        f"DTensor.from_local({plain}, mesh, placements) if {plain} differs between ranks, "
+        f"distribute_tensor({plain}, mesh, placements) if it is the same on all ranks; or "
+        f"{placed}.to_local()"
     )
     if any(_is_of_shard_map(x) for x, kind in kinds.items() if not kind):
-        names.append("the plain one is a result of shard_map, a global tensor")
+        names.append("the plain operand is a result of shard_map, a global tensor")
         fix = (
-            f"{placed} as an argument of the function and of shard_map, whose body reads it: "
-            "outside of shard_map both are global then"
+            f"pass {placed} as an argument of the function and of shard_map, and read it in "
+            "the body of shard_map: outside of shard_map both operands are then global tensors"
         )
     raise CaptureError.of(
         name_of(node), "the op has a DTensor and a plain tensor as operands", *names, fix=fix
@@ -115,7 +115,8 @@ def refuse_two_meshes(
             name_of(node),
             f"the op has DTensors as operands on the axes {names}",
             needed="one mesh",
-            fix="DTensor.from_local(x.to_local(), mesh, placements), one for each axis of the mesh",
+            fix="DTensor.from_local(x.to_local(), mesh, placements), with one placement for each "
+            "axis of the mesh",
         )
 
 
@@ -134,7 +135,7 @@ def _refuse_global(node: torch.fx.Node, is_dtensor: Callable[[torch.fx.Node], bo
         raise CaptureError.of(
             name,
             "the op has a DTensor as operand",
-            needed="each rank's own tensor",
+            needed="a plain tensor, the local tensor of each rank",
             fix="pass x.to_local(), or x.redistribute(mesh, placements)",
         )
 
@@ -219,7 +220,7 @@ def _part_error(node: torch.fx.Node, axes: list[str]) -> CaptureError:
 
 def _varying_error(node: torch.fx.Node, axes: list[str]) -> CaptureError:
     name = "a DTensor" if node.target in ANNOTATIONS else name_of(node)
-    got = "it combines a DTensor with a number or a condition that differs"
+    got = "the op combines a DTensor with a number or a condition that differs"
     return CaptureError.of(
         name,
         f"{got} over {', '.join(axes)}",

@@ -109,8 +109,8 @@ def _axes_of_call(
     if before is not None and names != tuple(a for a, _ in parse_placed(before)):
         raise PlacementError.of(
             what,
-            f"the DTensor is on {before}, and the call names a mesh of axes {names}",
-            fix="use the mesh of the DTensor; for another one, "
+            f"the DTensor is on {before}, but the call names a mesh with axes {names}",
+            fix="use the mesh of the DTensor; for another mesh use "
             "DTensor.from_local(x.to_local(), mesh, placements)",
         )
     return names, tuple(known[name] for name in names)
@@ -131,7 +131,8 @@ def refuse_stages(what: str, placed: str | None) -> None:
     if axes:
         raise PlacementError.of(
             what,
-            f"the DTensor is on a stage of {axes[0]}, which DTensor's methods do not know",
+            f"the DTensor is on a pipeline stage of {axes[0]}, which torch's DTensor methods "
+            "do not support",
             fix="sf.shard(f, mesh)(x), in which x is a global tensor",
         )
 
@@ -150,7 +151,7 @@ def among_global_tensors() -> bool:
 
 def needs_ranks(what: str, mesh: Any) -> NeedsRanks:
     """The NeedsRanks error of a call."""
-    got = "it is code of one rank, and values are global tensors here"
+    got = "the call belongs to code of one rank, but values are global tensors here"
     fix = IN_SHARD
     if _compat.is_reading(STYLES):
         what = f"a module of parallelize_module, {what}"
@@ -167,7 +168,7 @@ def check_closed_over(mesh: Any) -> None:
         NeedsRanks: values are global tensors here.
         PlacementError: its mesh is another one than that of the code here.
     """
-    what = "a DTensor that the function closes over"
+    what = "a closed-over DTensor"
     mesh = same_mesh_now(mesh)
     refuse_unusable_mesh(what, mesh)
     _refuse_stranger(what, mesh)
@@ -215,7 +216,8 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
     if mesh != around and _compat.root_mesh(mesh) != _compat.root_mesh(around):
         raise PlacementError.of(
             what,
-            f"its mesh is {axes_of(mesh)}, but the code around it uses {axes_of(around)}",
+            f"the mesh of this call is {axes_of(mesh)}, but the code around the call uses "
+            f"{axes_of(around)}",
             needed="one mesh",
             fix="use one mesh, or a part of it: mesh['axis']",
             mesh=around,
@@ -235,13 +237,13 @@ def _normalized_placement(what: str, placement: str, shape: Sequence[int]) -> st
             raise PlacementError.of(what, got, needed=needed, fix=fix, dim=dim)
         return f"S{dim % len(shape)}"
     if placement == STAGE:
-        got = "a placement on a stage, which DTensor's methods do not know"
-        fix = "sf.constrain(x, P(axis=stage)) of a global tensor, inside of sf.shard"
+        got = "a placement on a pipeline stage, which torch's DTensor methods do not support"
+        fix = "sf.constrain(x, P(axis=stage)) of a global tensor x, inside sf.shard"
         raise PlacementError.of(what, got, fix=fix)
     if placement[0] == "?" or (placement[0] == "P" and placement[1:] not in REDUCED):
-        got = f"{placement[1:]} is not a placement that shardfn knows"
+        got = f"{placement[1:]} is not a placement that shardfn supports"
         needed = f"Shard, Replicate, or Partial of {', '.join(REDUCED)}"
-        fix = "Replicate(), and the op on values that all ranks have"
+        fix = "use Replicate(), and apply the op to values that are equal on all ranks"
         raise PlacementError.of(what, got, needed=needed, fix=fix)
     return placement
 
@@ -270,8 +272,8 @@ def check_shape(what: str, rows: tuple[Any, ...], local: tuple[int, ...], shape:
             found[int(placement[1:])] *= n
     if shape is None or tuple(shape) == tuple(found):
         return uneven_shards.shards_of(what, rows, tuple(found))
-    got = f"shape {tuple(shape)}, of local tensors of shape {tuple(local)}"
-    needed = f"{tuple(found)}, of shards of equal size"
+    got = f"the global shape is {tuple(shape)}, but local tensors have shape {tuple(local)}"
+    needed = f"the global shape {tuple(found)} for shards of equal size"
     if uneven_shards.ranks_may_differ():
         at = uneven_shards.coordinate_of_rank(what, got)
         mine = uneven_shards.local_shape(rows, shape, at)
@@ -297,9 +299,9 @@ def check_stride(
         return
     raise PlacementError.of(
         what,
-        f"stride {stated}, of a DTensor of shape {shape}",
-        needed=f"{actual}, as the local tensors lie in memory",
-        fix=f"stride={actual}, or a local tensor in that layout: x.contiguous()",
+        f"stride={stated} for a DTensor of shape {shape}",
+        needed=f"stride {actual}, which matches the memory layout of the local tensors",
+        fix=f"stride={actual}, or a contiguous local tensor: x.contiguous()",
     )
 
 
@@ -334,9 +336,9 @@ def refuse_unknown(what: str, placed: str | None) -> None:
     if wrong:
         raise PlacementError.of(
             what,
-            f"torch has given the DTensor the placement {', '.join(wrong)}",
+            f"torch gave the DTensor the unsupported placement {', '.join(wrong)}",
             needed="Shard or Replicate",
-            fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
+            fix="call x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
         )
 
 
@@ -384,10 +386,12 @@ def refuse_plain(what: str, text: str | None) -> None:
         fix = "DTensor.from_local(x, mesh, placements), or distribute_tensor"
         if current_scope().closes_over:
             fix = (
-                "a DTensor that the function closes over, and reads outside of shard_map too, "
-                "as an argument of the function and of shard_map"
+                "if the function closes over the DTensor and also reads it outside of "
+                "shard_map, pass it as an argument of the function and of shard_map"
             )
-        raise CaptureError.of(what, "it is called on a plain tensor", needed="a DTensor", fix=fix)
+        raise CaptureError.of(
+            what, "the method is called on a plain tensor", needed="a DTensor", fix=fix
+        )
 
 
 @_compat.constant_in_graph
@@ -403,7 +407,7 @@ def refuse_partial(what: str, rows: tuple[Any, ...]) -> None:
             what,
             f"Partial over {', '.join(wrong)}",
             needed="Shard or Replicate",
-            fix="DTensor.from_local(x, mesh, placements), with each rank's term as x",
+            fix="DTensor.from_local(x, mesh, placements), where x is this rank's term of the sum",
         )
 
 

@@ -41,7 +41,7 @@ KINDS = {
 }
 BITS = "band", "bor", "bxor"
 ORDERED = "max", "min"
-SCALED = "op=dist.ReduceOp.SUM; of x * factor where torch premultiplies"
+SCALED = "op=dist.ReduceOp.SUM; in place of PREMUL_SUM reduce x * factor"
 
 
 @_compat.constant_in_graph
@@ -62,15 +62,15 @@ def axes_of_group(what: str, group: Any) -> tuple[str, ...]:
     if isinstance(group, DeviceMesh):
         return axes_of_mesh(what, group, None)
     if group == dist.GroupMember.NON_GROUP_MEMBER:
-        fix = "mesh.get_group(axis), of a mesh that this rank is in"
+        fix = "mesh.get_group(axis) of a mesh that contains this rank"
         raise CaptureError.of(what, "this rank is not in the group", fix=fix)
     mesh = _mesh(what, group)
     axes = axes_with(mesh, group)
     if axes is None:
-        fix = "mesh.get_group(axis), or a mesh that has the group as an axis"
+        fix = "mesh.get_group(axis), or use a mesh with the group as one axis"
         raise CaptureError.of(
             what,
-            f"its group is {_group_text(group)}, which is no axis of {axes_of(mesh)}",
+            f"the group is {_group_text(group)}, which is not an axis of {axes_of(mesh)}",
             needed="a mesh axis",
             fix=fix,
         )
@@ -109,7 +109,7 @@ def size_of_mesh(mesh: Any, dim: Any) -> int:
     raise PlacementError.of(
         "mesh.size, mesh_dim",
         f"got {dim!r}, of a mesh with axes {names}",
-        needed=f"the number of an axis, below {mesh.ndim}",
+        needed=f"the number of a mesh axis, below {mesh.ndim}",
         fix=f"mesh.size({number})",
     )
 
@@ -123,7 +123,7 @@ def _name_of(what: str, dim: Any, names: tuple[str, ...]) -> str:
     raise PlacementError.of(
         f"{what}, mesh_dim",
         f"got {dim!r}, of a mesh with axes {names}",
-        needed="an axis of the mesh: its name or its number",
+        needed="a mesh axis, by name or by number",
         fix=f"{what}({names[0]!r})",
     )
 
@@ -162,7 +162,7 @@ def _only_mesh_with(what: str, group: Any, fitting: list[Any]) -> Any:
         return fitting[0]
     raise CaptureError.of(
         what,
-        f"its group {_group_text(group)} is an axis of {len(fitting)} meshes",
+        f"the group {_group_text(group)} is an axis of {len(fitting)} meshes",
         needed="one mesh",
         fix="call it inside `with use_mesh(mesh)`, with the mesh that you mean",
     )
@@ -218,13 +218,13 @@ def reduction(what: str, op: Any, dtype: torch.dtype) -> str:
     is_float = dtype.is_floating_point or dtype.is_complex
     got = f"op is {kind}, of {dtype}"
     if kind in BITS and is_float:
-        fix = "x.view of an integer dtype, or another op"
+        fix = "x.view(dtype) of an integer dtype, or another reduction"
         raise CaptureError.of(what, got, needed="integers or bool", fix=fix)
     if kind in ORDERED and dtype.is_complex:
         fix = f"op={kind} of torch.view_as_real(x), or of x.abs()"
         raise CaptureError.of(what, got, needed="real numbers", fix=fix)
     if kind == "avg" and not is_float:
-        fix = "op=dist.ReduceOp.SUM, and a division by dist.get_world_size(group)"
+        fix = "op=dist.ReduceOp.SUM, and divide by dist.get_world_size(group)"
         raise CaptureError.of(what, got, needed="floating numbers", fix=fix)
     return kind
 
@@ -284,7 +284,7 @@ def refuse_of_one(what: str, argument: str, fix: str) -> None:
     """
     raise CaptureError.of(
         what,
-        f"torch takes {argument} on one rank alone, but all ranks share one program",
+        f"torch accepts {argument} on one rank only, but all ranks share one program",
         needed="the same call on all ranks",
         fix=fix,
     )
@@ -326,7 +326,7 @@ def number_of_root(what: str, group: Any, src: Any, group_src: Any, name: str = 
     sizes = dict(zip(axes_of(mesh).names, axes_of(mesh).sizes, strict=True))
     n = math.prod([sizes[axis] for axis in axes])
     if src is None and group_src is None:
-        got = f"neither {name} nor group_{name} says which rank"
+        got = f"neither {name} nor group_{name} is given, so the rank is unknown"
         raise CaptureError.of(what, got, fix=f"group_{name}=0")
     if group_src is not None:
         if src is None and 0 <= group_src < n:
@@ -335,13 +335,13 @@ def number_of_root(what: str, group: Any, src: Any, group_src: Any, name: str = 
         raise CaptureError.of(
             what,
             got,
-            needed=f"only one of the two; a group_{name} from 0 to {n - 1}",
+            needed=f"either {name} or group_{name}, a number from 0 to {n - 1}",
             fix=f"group_{name}=0",
         )
     if len(axes) == mesh.ndim and src in ranks_of(mesh):
         return ranks_of(mesh).index(src)
     over = ", ".join(axes)
-    got = f"{name} is {src}, a rank of the world, in a group over {over}"
+    got = f"{name} is {src}, a global rank, which is not in each group over {over}"
     raise CaptureError.of(
         what,
         got,

@@ -65,7 +65,7 @@ def _refuse_in_rule(module: torch.fx.GraphModule, rule: torch.fx.Node) -> None:
         if is_given or any(y not in same for y in later):
             raise CaptureError.of(
                 f"autograd.Function {name}",
-                "the forward writes in place to an argument that is read later",
+                "the forward writes in place to an argument that later code reads",
                 needed="a forward that returns a new tensor",
                 fix=f"{name}.apply(x.clone()), or x = x.clone() in its forward",
                 source=sources.user_line(rule),

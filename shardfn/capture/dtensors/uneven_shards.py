@@ -102,7 +102,8 @@ def coordinate_of_rank(what: str, got: str) -> dict[str, int]:
             what,
             got,
             needed="shards of equal size, since all ranks share one program",
-            fix="x.full_tensor(), x.redistribute to another dim, or pad it",
+            fix="x.full_tensor(), x.redistribute to another dim, or pad the dim to a multiple of "
+            "the ranks",
         )
     return dict(zip(axes_of(here.mesh).names, here.rank, strict=True))
 
@@ -114,7 +115,8 @@ def _local_size(what: str, name: str, n: int, dim: int, size: int) -> int:
             what,
             got,
             needed="shards of equal size, since all ranks share one program",
-            fix="x.full_tensor(), x.redistribute to another dim, or pad it",
+            fix="x.full_tensor(), x.redistribute to another dim, or pad the dim to a multiple of "
+            "the ranks",
             dim=dim,
         )
     return chunk_size(size, n, coordinate_of_rank(what, got)[name])
@@ -210,13 +212,13 @@ def _differ(name: str, a: NodeTraits, b: NodeTraits) -> bool:
         raise _different_ops_error(name, a, b)
     if a.shape != b.shape:
         got = f"local tensors make a DTensor of shape {a.shape} on one rank, {b.shape} on another"
-        fix = "shape= and stride=, of the global tensor"
+        fix = "pass shape= and stride= of the global tensor"
         raise PlacementError.of(
             "DTensor.from_local", got, needed="one global shape", fix=fix, source=a.line
         )
     if not _is_equal(a.held, b.held):
-        fix = "torch.full((), n) of the size, in the function"
-        got = "a constant tensor of it depends on a size that differs between ranks"
+        fix = "torch.full((), n) in the function, where n is the size"
+        got = "a constant tensor in the function depends on a size that differs between ranks"
         raise CaptureError.of(name, got, fix=fix, source=a.line)
     return a.constants != b.constants
 
@@ -235,7 +237,7 @@ def _different_ops_error(name: str, a: NodeTraits, b: NodeTraits) -> CaptureErro
         name,
         "ranks whose shards differ in size run different ops",
         *lines,
-        fix="run the same ops for each size: an op on an empty tensor is right, and costs nothing",
+        fix="run the same ops for each size; ops on an empty tensor are correct and cost nothing",
         source=a.line or b.line,
     )
 
@@ -264,6 +266,6 @@ def differs_error(name: str, node: torch.fx.Node, of: str) -> CaptureError:
     return CaptureError.of(
         name,
         f"{name_of(node)}: {of} depends on a size that differs between ranks",
-        fix="use a size that is equal on all ranks: x.shape of the DTensor",
+        fix="use a size that is equal on all ranks, such as x.shape of the DTensor x",
         source=line,
     )

@@ -82,7 +82,7 @@ class HookedCall:
             replaced = (replaced,) if isinstance(replaced, torch.Tensor) else replaced
             if replaced is not None and len(replaced) != len(gradients):
                 raise RuntimeError(
-                    f"a backward hook returned {len(replaced)} gradients, and there are "
+                    f"a backward hook returned {len(replaced)} gradients; the module has "
                     f"{len(gradients)}"
                 )
             gradients = gradients if replaced is None else tuple(replaced)
@@ -142,7 +142,7 @@ def hooked_module(
         if calls_ranks([hook]):
             raise CaptureError.of(
                 f"a backward hook of {name}",
-                "the code communicates or reads its rank",
+                "the hook communicates or reads its rank",
                 needed="a function of gradients alone",
                 fix="call the collective on the gradients that sf.grad returns, or on a result: "
                 "y = sf.psum(y, axis)",

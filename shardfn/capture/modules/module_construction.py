@@ -91,9 +91,9 @@ def _refuse(name: str, module: Any) -> None:
     if not isinstance(module, torch.nn.Module):
         raise TreeError.of(
             name,
-            f"it returns a {type(module).__name__}",
+            f"module_fn returns a {type(module).__name__}",
             needed="an nn.Module",
-            fix="a function that builds and returns a module",
+            fix="pass a function that builds and returns a module",
         )
     for path, part in module.named_modules():
         for key, value in vars(part).items():

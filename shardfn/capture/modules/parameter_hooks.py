@@ -30,8 +30,9 @@ def hooks_of(where: str, path: str, x: torch.Tensor) -> tuple[Hook, ...]:
         kind = "a post-accumulate-grad hook" if after else "a hook of several tensors"
         raise CaptureError.of(
             f"{where}, parameter {path}",
-            f"the parameter has {kind}, but a pure function accumulates no .grad",
-            needed="hooks of a single gradient",
+            f"the parameter has {kind}, which needs an accumulated .grad, but a pure function "
+            "has no .grad",
+            needed="hooks that take a single gradient",
             fix="p.register_hook(fn), or apply the hook to the gradients that sf.grad returns",
             arg_path=path,
         )

@@ -116,6 +116,6 @@ def refuse_lost(name: str, kinds: list[str]) -> None:
         raise CaptureError.of(
             name,
             f"the function changes its argument, a {kinds[0]}, and the caller would not see this",
-            needed="a function that returns what it changes",
-            fix=f"return the {kinds[0]}, and use the returned one from then on",
+            needed="a function that returns the changed object",
+            fix=f"return the {kinds[0]}, and use the returned object after the call",
         )

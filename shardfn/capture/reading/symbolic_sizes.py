@@ -79,7 +79,7 @@ class Template:
                 raise not_dynamic(
                     settings,
                     self.names[numbers[k]],
-                    f"it needs the size of dim {dim} constant: {value}",
+                    f"the function needs a constant size of dim {dim}: {value}",
                     line,
                 )
 
@@ -106,7 +106,7 @@ def not_dynamic(settings: Settings, path: str, got: str, line: str | None = None
         f"{settings.name}, argument {path}",
         got,
         needed="a size that may change between calls",
-        fix="strict=False, which captures the function again for each size",
+        fix="strict=False, with which shardfn captures the function again for each size",
         source=line,
         arg_path=path,
     )

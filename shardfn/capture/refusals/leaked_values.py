@@ -127,7 +127,7 @@ def leaked(where: str) -> CaptureError:
     """The error for a traced value that is used after its trace."""
     return CaptureError.of(
         where,
-        "the tensor was stored during a capture, and has no value after it",
+        "the tensor was stored during a capture, and has no value after the capture",
         needed="a tensor with a value",
         fix="return the value from the function that computes it",
     )

@@ -42,8 +42,8 @@ def refuse_unstrided(where: str, leaves: Sequence[Any], paths: Sequence[str]) ->
             where,
             *lines,
             needed="tensors with strides",
-            fix="x.to_dense() (x.dequantize(), to_padded_tensor), or its values and indices as "
-            "arguments",
+            fix="x.to_dense(), x.dequantize() or x.to_padded_tensor(); or pass the tensor's "
+            "values and indices as arguments",
             source=call_site(),
             arg_path=path,
         )
@@ -183,18 +183,21 @@ def _wrong(place: Place, inside: bool) -> str | None:
     if is_placed and (
         place.is_given or viewed(before) or before.meta["val"].stride() != value.stride()
     ):
-        return "it reads the memory of a value that was given a placement or a name on the way"
+        return "the view reads the memory of a value that has passed a constraint or a name"
     if inside and place.owner.op == "placeholder":
-        return "it reads, in a loop or branch, the memory of a value from outside of it"
+        return "in a loop or branch the view reads the memory of a value from outside"
     if (asked.dtype, asked.device) != (value.dtype, value.device):
-        return f"it reads memory of {value.dtype} as {asked.dtype}"
+        return f"the view reads memory of {value.dtype} as {asked.dtype}"
     if value.storage_offset() or not _is_dense(value):
         return (
-            f"it reads the memory of a tensor of shape {tuple(value.shape)} with gaps or "
-            f"overlaps, strides {value.stride()}"
+            f"the view reads a tensor of shape {tuple(value.shape)} and strides "
+            f"{value.stride()}, which has gaps or overlaps in memory"
         )
     if place.end > value.numel():
-        return f"it reads up to element {place.end - 1} of a tensor that has {value.numel()}"
+        return (
+            f"the view reads up to element {place.end - 1} of a tensor with {value.numel()} "
+            "elements"
+        )
     return None
 
 
@@ -215,7 +218,7 @@ def _refused(name: str, node: torch.fx.Node, path: str | None, wrong: str) -> Ca
         where,
         "as_strided",
         wrong,
-        needed="a tensor that fills its memory without gaps or overlaps",
+        needed="a tensor whose elements fill its memory without gaps or overlaps",
         fix=fix,
         **origin_of(node),
         arg_path=path,
@@ -223,8 +226,8 @@ def _refused(name: str, node: torch.fx.Node, path: str | None, wrong: str) -> Ca
 
 
 VALUES = (
-    "slicing, x.unfold(dim, size, step), x.diagonal() or indexing, which are defined by "
-    "values; or x.contiguous() first"
+    "slicing, x.unfold(dim, size, step), x.diagonal() or indexing, which do not depend on "
+    "memory layout; or call x.contiguous() first"
 )
 
 
@@ -237,7 +240,8 @@ def refuse_view(where: str, x: torch.Tensor, path: str) -> None:
     if x.storage_offset():
         raise CaptureError.of(
             f"{where}, argument {path}",
-            "as_strided reads its memory from a given offset, and it is a view with an offset",
+            "as_strided reads from a given storage offset, but the argument is itself a view "
+            "with an offset",
             needed="a tensor whose storage_offset() is 0",
             fix=f"{path}.clone(), or {VALUES}",
             source=call_site(),

@@ -28,23 +28,24 @@ from .autograd_function_records import (
 
 Function = type[torch.autograd.Function]
 # reasons to refuse a call: the problem, and the suggestion
-WRITES = ("its forward writes in place to an argument", "a forward that returns a new tensor")
+WRITES = ("the forward writes in place to an argument", "write a forward that returns a new tensor")
 INTERMEDIATE = (
-    "its derivative is differentiated, and uses a value of its forward that is neither an "
-    "argument nor a result",
-    "a backward that computes it from its arguments; or return it as a result too",
+    "the second derivative needs a value of the forward that is neither an argument nor a result",
+    "compute the value in the backward from its arguments; or return the value as an extra "
+    "result of the forward",
 )
 TANGENT = (  # torch, later than 2.15
-    "its jvp is differentiated in forward mode, and torch drops that derivative",
-    "forward over reverse: sf.hessian, or sf.jvp of sf.grad; or sf.custom_jvp",
+    "the jvp is differentiated in forward mode, and torch drops that second derivative",
+    "differentiate forward over reverse: sf.hessian, or sf.jvp of sf.grad; or use sf.custom_jvp",
 )
 MARKED_ONCE = (
-    "its backward is marked once_differentiable, and is differentiated",
-    "a backward without the mark",
+    "the backward is marked once_differentiable, but is differentiated",
+    "remove the mark once_differentiable from the backward",
 )
 TAKES_GRADIENTS = (
-    "its backward calls requires_grad_ and takes a gradient, and is differentiated",
-    "torch.func.vjp(f, x)[1](g)[0] in the backward, in place of torch.autograd.grad(f(x), x, g)",
+    "the backward takes a gradient by requires_grad_ and torch.autograd.grad, and is itself "
+    "differentiated",
+    "in the backward use torch.func.vjp(f, x)[1](g)[0] in place of torch.autograd.grad(f(x), x, g)",
 )
 ONCE = torch.autograd.function.once_differentiable(len).__code__
 
@@ -67,9 +68,9 @@ def apply_function(call: Callable[..., Any], function: Function, *args: Any, **k
     if is_of_ranks(function):
         raise CaptureError.of(
             _name(function),
-            "the code communicates or reads its rank, in a functionalized module, whose code "
-            "shardfn does not read",
-            needed="code that shardfn reads",
+            "the Function communicates or reads its rank inside a functionalized module, "
+            "whose code shardfn does not trace",
+            needed="code that shardfn traces",
             fix="torch.func.functional_call(module, params, args) in place of functionalize",
             source=_replayed_line() or _definition(function),
         )
@@ -166,8 +167,8 @@ class RecordedCall:
             leaves = _tree.leaves(x)
             if any(map(is_tensor, leaves)):
                 self.refuse(
-                    f"its forward returns a {type(x).__name__} of tensors",
-                    "a forward that returns a tuple of tensors",
+                    f"the forward returns a {type(x).__name__} of tensors",
+                    "return a tuple of tensors from the forward",
                 )
 
     def save(self, ctx: Any, inputs: Sequence[Any], results: Sequence[Any]) -> None:
@@ -218,8 +219,8 @@ class RecordedCall:
         is_more = any(g is not None for g in gradients[count:])
         if len(gradients) < count or is_more:
             self.refuse(
-                f"the backward returns {len(gradients)} for {count} arguments",
-                "a gradient or None for each argument of the forward",
+                f"the backward returns {len(gradients)} gradients for {count} arguments",
+                "return a gradient or None for each argument of the forward",
             )
         of_tensors: list[Any] = []
         for number in self.numbers:
@@ -295,11 +296,7 @@ class NotDifferentiableAgain(torch.autograd.Function):
 
 def _refuse(function: Function, got: str, fix: str, source: str | None) -> NoReturn:
     raise CaptureError.of(
-        _name(function),
-        got,
-        needed="a pure forward, and a derivative of it",
-        fix=fix,
-        source=source,
+        _name(function), got, needed="a pure forward with a derivative", fix=fix, source=source
     )
 
 

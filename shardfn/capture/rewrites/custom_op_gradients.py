@@ -71,12 +71,12 @@ def refuse_dropped_call(target: Any, args: tuple[Any, ...], stack: str | None) -
         _compat.overload_of(record) is op for record in _compat.custom_ops()
     )
     if is_custom and any(map(_compat.carries_tangent, args)):
-        got = "it has no derivative in forward mode, which is needed"
-        fix = "reverse mode: sf.vjp, sf.jacrev; or sf.custom_jvp around the op"
+        got = "the op has no forward-mode derivative, but the call needs one"
+        fix = "use reverse mode: sf.vjp or sf.jacrev; or wrap the op in sf.custom_jvp"
         raise CaptureError.of(f"op {op}", got, fix=fix, source=source)
     if "Autograd" not in kernels and any(map(REQUIRES_GRAD, args)):
-        fix = "torch.library.custom_op with register_autograd, or x.detach()"
-        got = "it has no derivative, and is differentiated"
+        fix = "define the op by torch.library.custom_op with register_autograd, or pass x.detach()"
+        got = "the op has no derivative, but is differentiated"
         raise CaptureError.of(f"op {op}", got, fix=fix, source=source)
 
 

@@ -39,7 +39,10 @@ def grad(
 ) -> Any:
     """torch.autograd.grad inside of a captured function, as Dynamo reads it."""
     if is_grads_batched:
-        _refuse("is_grads_batched is True", "sf.vmap of a function that calls it for one")
+        _refuse(
+            "is_grads_batched is True",
+            "sf.vmap of a function that calls torch.autograd.grad for one gradient",
+        )
     is_dict = isinstance(inputs, dict)
     values = list(inputs.values()) if is_dict else _listed(inputs)
     results = _listed(outputs)

@@ -43,7 +43,7 @@ def cov(
 ) -> torch.Tensor:
     """torch.cov, which checks the values of weights."""
     if input.dim() > 2:
-        misused("torch.cov", f"input has {input.dim()} dims; it has at most 2")
+        misused("torch.cov", f"input must have at most 2 dims; got {input.dim()}")
     x = input.reshape(1, -1) if input.dim() < 2 else input  # (variables, samples)
     _refuse_weighting(fweights, aweights, x.shape[1])
     weights = (
@@ -77,7 +77,7 @@ def _refuse_weighting(fweights: Any, aweights: Any, samples: int) -> None:
     if aweights is not None:
         _refuse_weights("aweights", aweights, samples)
         if not aweights.is_floating_point():
-            misused("torch.cov", f"aweights are {aweights.dtype}; they are real")
+            misused("torch.cov", f"aweights must be real; got {aweights.dtype}")
 
 
 def _refuse_weights(name: str, weights: torch.Tensor, samples: int) -> None:
@@ -89,7 +89,7 @@ def _refuse_weights(name: str, weights: torch.Tensor, samples: int) -> None:
 def corrcoef(input: torch.Tensor) -> torch.Tensor:
     """torch.corrcoef, by `cov`."""
     if input.dim() > 2:
-        misused("torch.corrcoef", f"input has {input.dim()} dims; it has at most 2")
+        misused("torch.corrcoef", f"input must have at most 2 dims; got {input.dim()}")
     c = cov(input)
     if c.dim() == 0:
         return c / c
@@ -110,7 +110,7 @@ def combinations(input: torch.Tensor, r: int = 2, with_replacement: bool = False
     if input.dim() != 1 or r < 0:
         misused(
             "torch.combinations",
-            f"input has {input.dim()} dims and r is {r}; it has 1, and r is no less than 0",
+            f"input must have 1 dim and r must be 0 or more; got {input.dim()} dims and r={r}",
         )
     if r == 0:
         return input.new_empty(0)
@@ -277,7 +277,7 @@ def _refuse_frames(
 ) -> None:
     """Refuse sizes that torch.istft refuses."""
     if not x.is_complex() or x.dim() != 3:
-        got = f"input is {x.dtype} of {x.dim()} dims; it is complex, of 2 or 3"
+        got = f"input must be complex with 2 or 3 dims; got {x.dtype} with {x.dim()}"
         misused("torch.istft", got)
     if not 0 < step <= width <= n_fft:
         got = f"hop_length is {step}, win_length {width}, n_fft {n_fft}"

@@ -63,7 +63,7 @@ def _joined(a: Any) -> Any:
     if isinstance(a.elements, DTensor):
         raise CaptureError.of(
             "a result",
-            "a sparse tensor, whose parts are DTensors",
+            "the result is a sparse tensor, whose parts would be DTensors",
             needed="dense results on a mesh",
             fix="return A.to_dense(), or A.values() and A.indices()",
         )
@@ -101,9 +101,9 @@ def _followed(where: str, path: str) -> ShardError:
     return ShardError.of(
         where,
         "a sparse tensor that requires grad",
-        needed="sparse tensors without gradients",
-        fix="pass its values, which may require grad, and make it inside: "
-        "torch.sparse_coo_tensor(indices, values, size)",
+        needed="sparse tensors that do not require grad",
+        fix="pass the values, which may require grad, and build the sparse tensor inside the "
+        "function: torch.sparse_coo_tensor(indices, values, size)",
         source=call_site(),
         arg_path=path or None,
     )
@@ -127,7 +127,7 @@ def refuse_donated(name: str, args: Sequence[Any], numbers: Iterable[int]) -> No
                 name,
                 f"donated argument {n} holds a sparse tensor",
                 needed="dense tensors to donate",
-                fix="leave it out of donate_argnums",
+                fix="leave this argument out of donate_argnums",
                 source=call_site(),
             )
 
@@ -135,7 +135,7 @@ def refuse_donated(name: str, args: Sequence[Any], numbers: Iterable[int]) -> No
 def _parts(x: torch.Tensor) -> tuple[Any, ...]:
     """The parts of a sparse tensor that a function closes over, for `SparseMatrix`."""
     if _is_followed(x):
-        raise _followed("a sparse tensor that the function closes over", "")
+        raise _followed("a closed-over sparse tensor", "")
     made = split(x)
     return made.kind, made.shape, made.state, tuple(made.positions), made.elements
 
@@ -145,7 +145,7 @@ def _made(*parts: Any) -> SparseMatrix:
     return SparseMatrix(*parts)
 
 
-PARTS = "the parts of a sparse tensor"
+PARTS = "the inner tensors of a sparse tensor"
 
 
 @_compat.read_by_dynamo

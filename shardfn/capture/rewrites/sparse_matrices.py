@@ -55,16 +55,17 @@ SAME = {
 
 
 NEEDED = (
-    "dense tensors; of sparse ones: products with dense tensors, multiples, sums, transposes and "
-    "to_dense"
+    "dense tensors; for sparse tensors only products with dense tensors, multiples, sums, "
+    "transposes and to_dense"
 )
-DENSE = "A.to_dense(); or its indices and values"
+DENSE = "A.to_dense(), where A is the sparse tensor; or its indices and values"
 FOLLOWED = (
     "a derivative",
-    "it is taken with respect to a sparse tensor",
-    "its values as an argument, and inside torch.sparse_coo_tensor(indices, values, size)",
+    "the derivative is taken with respect to a sparse tensor",
+    "pass the values as an argument, and call torch.sparse_coo_tensor(indices, values, size) "
+    "inside the function",
 )
-ROWS = ("scan, map or an index", "it reads rows of a sparse tensor", "A.to_dense()")
+ROWS = ("scan, map or an index", "the code reads rows of a sparse tensor", "A.to_dense()")
 # functions under which others run: the name for errors, what is wrong, what to write
 REFUSED: dict[str, tuple[str, str, str]] = {
     "_wrap_for_grad": FOLLOWED,
@@ -72,14 +73,14 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "_add_batch_dim": (
         "vmap",
         "a sparse tensor has a mapped axis",
-        "in_axes with None for the sparse tensor; or A.to_dense()",
+        "set in_axes to None for the sparse tensor; or use A.to_dense()",
     ),
     "getitem": ROWS,
     "to_local": ("shard_map", "an argument is a sparse tensor", "close over it"),
     "redistribute": (
         "constrain",
-        "it is given a sparse tensor",
-        "in_placements, for the stored elements of an argument",
+        "the constrained value is a sparse tensor",
+        "place the stored elements of the argument by in_placements",
     ),
     "mark_entering": ("a loop", "a sparse tensor is in its carry", "close over it"),
 }
@@ -228,13 +229,17 @@ def sparse_coo_tensor(
     """torch.sparse_coo_tensor."""
     name = "torch.sparse_coo_tensor"
     if size is None:
-        _refuse(name, "its size would be read from the values of its indices", "size=(n, m)")
+        _refuse(name, "without size= the size depends on the values of the indices", "size=(n, m)")
     values = torch.as_tensor(values, dtype=dtype, device=device)
     indices = torch.as_tensor(indices, dtype=torch.int64, device=values.device)
     shape = torch.Size(size or ())
     if indices.dim() != 2 or indices.shape[0] != len(shape) or values.dim() != 1:
-        got = f"indices of shape {tuple(indices.shape)} and values of {tuple(values.shape)}"
-        _refuse(name, got + f" for size {tuple(shape)}", "a row of indices for each dim of size")
+        got = (
+            f"indices have shape {tuple(indices.shape)} and values have shape {tuple(values.shape)}"
+        )
+        _refuse(
+            name, got + f" for size {tuple(shape)}", "give indices one row for each dim of size"
+        )
     if indices.shape[1] != values.shape[0]:
         misused(name, f"{indices.shape[1]} indices and {values.shape[0]} values")
     state = COALESCED if is_coalesced else UNCOALESCED
@@ -270,13 +275,17 @@ def _compressed(
 ) -> SparseMatrix:
     name = f"torch.sparse_{kind}_tensor"
     if size is None:
-        _refuse(name, "its size would be read from the values of its indices", "size=(n, m)")
+        _refuse(name, "without size= the size depends on the values of the indices", "size=(n, m)")
     values = torch.as_tensor(values, dtype=dtype, device=device)
     ends = torch.as_tensor(ends, device=values.device)
     others = torch.as_tensor(others, device=values.device)
     shape = torch.Size(size or ())
     if len(shape) != 2 or ends.dim() != 1 or values.dim() != 1:
-        _refuse(name, "it is batched or has dense dims", "a matrix of single elements")
+        _refuse(
+            name,
+            "the sparse tensor is batched or has dense dims",
+            "use a matrix without batch and dense dims",
+        )
     return SparseMatrix(kind, shape, COALESCED, (ends, others), values)
 
 
@@ -288,8 +297,8 @@ def _refuse_added(a: SparseMatrix, name: str) -> None:
     if a.state == ADDED:
         _refuse(
             f"{name} of a sparse tensor",
-            "equal positions were added, and how many are left depends on values",
-            "A.coalesce() outside of the function",
+            "the op adds elements at equal positions, so the number of elements depends on values",
+            "call A.coalesce() outside of the function",
         )
 
 
@@ -311,7 +320,7 @@ def _coalesced(a: SparseMatrix, name: str) -> SparseMatrix:
 def _part(kind: str, number: int) -> Callable[[SparseMatrix], torch.Tensor]:
     def part(a: SparseMatrix) -> torch.Tensor:
         if a.kind != kind:
-            misused("a sparse tensor", f"its layout is {LAYOUTS[a.kind]}, and not {LAYOUTS[kind]}")
+            misused("a sparse tensor", f"the layout must be {LAYOUTS[kind]}; got {LAYOUTS[a.kind]}")
         return a.positions[number]
 
     return part
@@ -319,7 +328,7 @@ def _part(kind: str, number: int) -> Callable[[SparseMatrix], torch.Tensor]:
 
 def _indices(a: SparseMatrix) -> torch.Tensor:
     if a.kind != "coo":
-        misused("indices", f"its layout is {LAYOUTS[a.kind]}, and not torch.sparse_coo")
+        misused("indices", f"the layout must be torch.sparse_coo; got {LAYOUTS[a.kind]}")
     return torch.stack(a.positions)
 
 
@@ -346,7 +355,10 @@ def _to_dense(a: SparseMatrix, dtype: Any = None, **others: Any) -> torch.Tensor
 
 def _transposed(a: SparseMatrix, one: int = 0, other: int = 1) -> SparseMatrix:
     if len(a.shape) != 2 or {one % 2, other % 2} != {0, 1}:
-        _refuse("transpose", f"a sparse tensor of {len(a.shape)} dims, dims {one} and {other}")
+        _refuse(
+            "transpose",
+            f"cannot transpose dims {one} and {other} of a sparse tensor with {len(a.shape)} dims",
+        )
     rows, columns = a.shape
     kind = {"coo": "coo", "csr": "csc", "csc": "csr"}[a.kind]
     positions = a.positions[::-1] if a.kind == "coo" else a.positions
@@ -357,7 +369,7 @@ def _transposed(a: SparseMatrix, one: int = 0, other: int = 1) -> SparseMatrix:
 
 def _coalesce(a: SparseMatrix) -> SparseMatrix:
     if a.kind != "coo":
-        misused("coalesce", f"its layout is {LAYOUTS[a.kind]}, and not torch.sparse_coo")
+        misused("coalesce", f"the layout must be torch.sparse_coo; got {LAYOUTS[a.kind]}")
     state = ADDED if a.state == UNCOALESCED else a.state
     return SparseMatrix(a.kind, a.shape, state, a.positions, a.elements)
 
@@ -372,15 +384,17 @@ def _of_elements(name: str, a: SparseMatrix, *args: Any) -> SparseMatrix:
 def _distinct(a: SparseMatrix, name: str) -> None:
     """Refuse a function of the sums of elements with equal positions."""
     if a.state != COALESCED:
-        got = "elements with equal positions are not added yet, and it is not linear"
-        _refuse(f"{name} of a sparse tensor", got, "A.coalesce() outside of the function")
+        got = "the op is not linear, and the sparse tensor is not coalesced"
+        _refuse(f"{name} of a sparse tensor", got, "call A.coalesce() outside of the function")
 
 
 def _power(a: Any, exponent: Any) -> SparseMatrix:
     if not is_sparse(a) or is_sparse(exponent) or isinstance(exponent, torch.Tensor):
         _refuse("pow", "")
     if exponent <= 0:
-        _refuse("pow", f"a sparse tensor, and the exponent {exponent}: zero is not kept")
+        _refuse(
+            "pow", f"the exponent {exponent} of a sparse tensor does not keep zero elements zero"
+        )
     _distinct(a, "pow")
     return _like(a, a.elements**exponent)
 
@@ -398,7 +412,7 @@ def _divided(a: Any, b: Any) -> SparseMatrix:
     if not is_sparse(a) or is_sparse(b):
         _refuse("div", "the divisor is a sparse tensor")
     if isinstance(b, torch.Tensor) and b.dim():
-        _refuse("div", "a sparse tensor, and a dense divisor", "A * (1 / x)")
+        _refuse("div", "a sparse tensor is divided by a dense tensor", "A * (1 / x)")
     return _like(a, a.elements / b)
 
 
@@ -424,7 +438,7 @@ def _added(a: Any, b: Any, *, alpha: Any = 1) -> Any:
 
 def _dense_term(dense: Any, a: SparseMatrix) -> torch.Tensor:
     if not isinstance(dense, torch.Tensor):
-        _refuse("add", "a sparse tensor and a number: the sum is dense", "A.to_dense()")
+        _refuse("add", "the sum of a sparse tensor and a number is dense", "A.to_dense()")
     return _to_dense(a)
 
 
@@ -470,7 +484,9 @@ def _added_product(input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1)
 
 def _linear(x: torch.Tensor, weight: Any, bias: Any = None) -> torch.Tensor:
     if not isinstance(weight, SparseMatrix):
-        _refuse("linear", "its input or bias is a sparse tensor", "A @ weight.t() + bias")
+        _refuse(
+            "linear", "the input or the bias of linear is a sparse tensor", "A @ weight.t() + bias"
+        )
     out = _times(_transposed(weight), x, is_first=False)
     return out if bias is None else out + bias
 
@@ -506,7 +522,7 @@ def _converted(kind: str, a: SparseMatrix) -> SparseMatrix:
         return a
     if a.kind != "coo" or kind != "csr" or a.state != COALESCED or len(a.shape) != 2:
         got = f"a sparse tensor of layout {LAYOUTS[a.kind]}, {a.state}"
-        _refuse(f"to_sparse_{kind}", got, "convert it outside of the function")
+        _refuse(f"to_sparse_{kind}", got, "convert the tensor outside of the function")
     rows, columns = a.positions
     order = torch.arange(a.shape[0] + 1, dtype=rows.dtype, device=rows.device)
     return SparseMatrix(

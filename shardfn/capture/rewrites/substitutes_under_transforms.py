@@ -103,7 +103,7 @@ def refuse_values(shape: tuple[int, ...], out: tuple[int, ...]) -> None:
     raise CaptureError.of(
         "x[mask] = values",
         f"the assigned values would change the shape from {shape} to {out}",
-        fix="pass values of the shape of x[mask]",
+        fix="pass values with the shape of x[mask]",
     )
 
 
@@ -160,8 +160,8 @@ def refuse_shapes() -> None:
     """
     raise CaptureError.of(
         "torch.scatter_reduce",
-        "reduce='prod' under a transform, with an index that is smaller than x in another dim",
-        fix="narrow x to the dims of the index",
+        "under a transform, reduce='prod' needs an index as large as x in every other dim",
+        fix="narrow x to the sizes of the index",
     )
 
 

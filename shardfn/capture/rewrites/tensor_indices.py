@@ -108,7 +108,7 @@ def refuse_writes(python: torch.fx.GraphModule, name: str) -> None:
         if roots and not _is_put_back(node, roots[0]):
             raise CaptureError.of(
                 name,
-                "it writes in place to x[t], which is a copy if t is a tensor",
+                "the function writes in place to x[t], which is a copy if t is a tensor",
                 fix="x[t] = value, x[t] += value",
                 source=sources.user_line(node),
             )

@@ -177,7 +177,7 @@ def _determine_mesh(where: str, mesh: Any, here: Scope) -> None:
     if here.mesh is None:
         raise PlacementError.of(
             where,
-            "there is no mesh",
+            "no mesh is given, and no current mesh is set",
             fix="shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`",
         )
     here.uses_mesh = True
@@ -224,7 +224,7 @@ def _refuse_manual(
     is_full = len(taken) == len(axes.names)
     if not again and not is_full:
         return
-    fix = "axis_names with the axes that are left"
+    fix = "give axis_names only axes that no enclosing shard_map uses"
     if is_full:
         fix = "one shard_map over these axes"
     raise PlacementError.of(
@@ -308,15 +308,17 @@ def _unbound(what: str, name: str, here: Scope, bound_names: tuple[Bound, ...]) 
     kind = lambda b: "mesh axis" if b.level == MESH else "mapped by vmap"
     listed = ", ".join(f"{b.name!r} ({kind(b)}, size {b.size})" for b in bound_names)
     if here.mesh is not None and name in axes_of(here.mesh).names:
-        fix = f"axis_names with {name!r} in the shard_map around it"
+        fix = f"add {name!r} to axis_names of the enclosing shard_map"
         return CaptureError.of(
             what,
             f"{name!r} is a mesh axis that no enclosing shard_map uses",
-            f"bound are {listed}",
+            f"the bound axis names are {listed}",
             fix=fix,
         )
     fix = suggest_name(name, [b.name for b in bound_names])
-    return CaptureError.of(what, f"no axis is called {name!r}", f"bound are {listed}", fix=fix)
+    return CaptureError.of(
+        what, f"no axis is called {name!r}", f"the bound axis names are {listed}", fix=fix
+    )
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
@@ -355,11 +357,13 @@ def check_placed(
         check_axes(spec)
         check_stages(spec)
     except ValueError as error:
-        fix = "each axis once, by its name"
+        fix = "name each axis once"
         raise PlacementError.of(where, str(error), fix=fix, placements=spec) from None
     wrong = [name for name in every if name in current_scope().manual]
     if wrong:
-        fix = "leave it to in_placements and out_placements, or to axis_names without it"
+        fix = (
+            "give this axis only in in_placements and out_placements, or leave it out of axis_names"
+        )
         raise PlacementError.of(
             where,
             f"{spec} names {', '.join(wrong)}, which belongs to an enclosing shard_map",

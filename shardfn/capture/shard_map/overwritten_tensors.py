@@ -40,11 +40,11 @@ def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> No
                 continue
             raise CaptureError.of(
                 "shard_map",
-                "a value that all ranks have is written over a tensor of each rank, and a "
-                "gradient reads the tensor",
-                needed="the value itself",
-                fix="y = sf.psum(y, axis) in place of a write; or dist.all_reduce(y) of a tensor "
-                "without views",
+                "a value that is equal on all ranks overwrites a tensor that differs between "
+                "ranks, and a gradient reads the tensor",
+                needed="the value itself, without an in-place write",
+                fix="y = sf.psum(y, axis) in place of the write; or dist.all_reduce(y) of a "
+                "tensor without views",
                 source=sources.user_line(write),
             )
 

@@ -34,9 +34,9 @@ def warn_of_sums(node: torch.fx.Node, varies: Axes, flat: Callable[[Any], Axes])
             names = repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
             file, _, line = (sources.user_line(node) or "").rpartition(":")
             text = (
-                f"a gradient inside of vmap is summed over {' and '.join(axes)}, sample by sample: "
-                "it is that of a value which all ranks have. For the gradients of each rank's own "
-                f"samples: sf.pvary(w, {names}) of that value, before vmap"
+                f"a gradient inside vmap is summed over {' and '.join(axes)} for each sample, "
+                "because its value w is the same on all ranks. For the gradients of each "
+                f"rank's own samples call sf.pvary(w, {names}) before vmap"
             )
             warnings.warn_explicit(text, UserWarning, file or "shard_map", int(line or 0))
             return

@@ -54,7 +54,9 @@ def shard_texts(
     """
     if wrong:
         fix = "one placement for each leaf, or one P for all leaves of a subtree"
-        raise TreeError.of(f"{where}, {what}", "it does not match the tree", *wrong, fix=fix)
+        raise TreeError.of(
+            f"{where}, {what}", "the placements do not match the tree", *wrong, fix=fix
+        )
     found = []
     lines = []
     for path, shape, spec in zip(paths, shapes, specs, strict=True):
@@ -63,7 +65,7 @@ def shard_texts(
         except ValueError as error:
             lines.append(f"{path}: {error}")
     if lines:
-        fix = "sizes that the ranks divide, and placements that fit each tensor"
+        fix = "use sizes divisible by the number of ranks, and placements that fit each tensor"
         raise PlacementError.of(
             f"{where}, {what}",
             *lines,
@@ -139,21 +141,21 @@ def _placements_by_axis(axes: Sequence[Any], shape: Sequence[int], spec: Any) ->
         return ["R"] * len(axes)
     kind, parts = spec
     if kind == "stages":
-        raise ValueError(f"{parts} is on a stage, and each rank of a shard_map has a value")
+        raise ValueError(f"{parts} is on a pipeline stage, but in shard_map every rank has a value")
     if kind == "names":
         _check_axis_names(P(*parts), manual)
         check_order(P(*parts), manual.names)
         return marks_of(P(*parts), shape, manual)
     strange = [rest[0] for k, *rest in parts if k == "?"]
     if strange:
-        raise ValueError(f"{strange[0]} is not a placement that a shard_map knows")
+        raise ValueError(f"{strange[0]} is not a placement that shard_map supports")
     mesh_axes = axes_of(current_scope().mesh)
     placements = [PLACED[k](*rest) for k, *rest in parts]
     every = marks_of(placements, shape, mesh_axes)
     by_axis = dict(zip(mesh_axes.names, every, strict=True))
     others = [n for n, m in by_axis.items() if n not in manual.names and m != "R"]
     if others:
-        raise ValueError(f"it is placed on axis {others[0]!r}, which is not one of its axis_names")
+        raise ValueError(f"the value is placed on axis {others[0]!r}, which is not in axis_names")
     return [by_axis[n] for n in manual.names]
 
 
@@ -170,7 +172,7 @@ def _check_axis_names(spec: P, manual: MeshAxes) -> None:
         why = (
             "already belongs to an enclosing shard_map"
             if others[0] in current_scope().manual
-            else "is not one of its axis_names"
+            else "is not in the axis_names of this shard_map"
         )
         raise ValueError(f"{spec} names axis {others[0]!r}, which {why}")
     unknown = [n for n in names if n not in mesh_axes.names]

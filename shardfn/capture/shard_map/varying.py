@@ -110,8 +110,8 @@ def _refuse_in_higher_order_ops(module: torch.fx.GraphModule, name: str) -> None
             if inside:
                 raise CaptureError.of(
                     name,
-                    f"it calls {inside[0].target.__name__} inside the op {node.target}",
-                    fix="call the collective before or after it, or use a Python loop",
+                    f"the function calls {inside[0].target.__name__} inside the op {node.target}",
+                    fix="call the collective before or after the op, or use a Python loop",
                     source=sources.user_line(inside[0]),
                 )
 
@@ -292,7 +292,7 @@ class VaryingAxes:
         others = [x for x in node.all_input_nodes if root_of(x) not in roots]
         created = [self.result_facts(x) for x in roots if x.op != "placeholder"]
         if roots and axes - self.facts(others) - NONE.union(*map(_union, created)):
-            raise differs_error("jit", node, "a write to a value that all ranks have")
+            raise differs_error("jit", node, "a write to a value that is equal on all ranks")
 
     def vary_in_value(self, node: torch.fx.Node, axes: Axes) -> None:
         """Insert `vary_in_value` after a node whose constants differ between ranks."""
@@ -465,9 +465,10 @@ def _check_result_is_invariant(before: Axes, node: torch.fx.Node) -> None:
         head, path = str(node.kwargs["where"]).split(": ")
         raise PlacementError.of(
             head,
-            f"{path} varies over {over}, and its out_placements require it to be invariant over "
-            f"{'it' if len(wrong) == 1 else 'them'}",
-            fix=f"psum or pmean it over {over}, or name {over} in its out_placements",
+            f"{path} varies over {over}, but its out_placements require the same value on all "
+            f"ranks of {'this axis' if len(wrong) == 1 else 'these axes'}",
+            fix=f"apply sf.psum or sf.pmean over {over} to {path}, or name {over} in its "
+            "out_placements",
             source=sources.user_line(x) or sources.user_line(node),
             arg_path=path,
         )
@@ -477,16 +478,16 @@ implement(shard_map.from_local, check=_check_result_is_invariant)
 
 
 RANK_NUMBERS = (
-    "ranks of one group name different ranks: src or dst varies over {}",
-    "the same rank from all ranks of the group",
-    "dist.get_global_rank(group, 0), or group_src= or group_dst= with a number",
+    "src or dst varies over {}, so ranks of one group would name different ranks",
+    "the same src or dst on all ranks of the group",
+    "dist.get_global_rank(group, 0); or group_src= or group_dst= with a Python number",
 )
 # by `where` of the call: what is wrong, what is needed, what to write
 DISAGREEMENTS = {
     shard_map.COUNTS_OF_ALL: (
-        "the counts of all ranks vary over {}",
-        "one matrix, which all ranks have",
-        "sf.all_gather of the counts of each rank, over the axis; or these counts themselves",
+        "the matrix of all counts varies over {}",
+        "one matrix that is equal on all ranks",
+        "sf.all_gather of each rank's counts over the axis; or pass only this rank's counts",
     )
 }
 
@@ -509,8 +510,8 @@ def _check_argument_is_invariant(before: Axes, node: torch.fx.Node) -> None:
         before,
         node,
         "x varies over {} already",
-        needed="a value that all ranks have",
-        fix=f"x without {where}",
+        needed="a value that is equal on all ranks",
+        fix=f"remove {where}, and use x itself",
     )
 
 
@@ -817,9 +818,9 @@ def _refuse_unequal_calls(every: list[Body], floor: Facts, what: str) -> None:
             over = " and ".join(sorted(axes))
             raise CaptureError.of(
                 what,
-                f"it calls {node.target.__name__}, and its condition varies over {over}",
-                fix="call the collective before or after it, or make the condition invariant "
-                f"over {over} by psum or pmax",
+                f"the body calls {node.target.__name__}, and the condition varies over {over}",
+                fix="call the collective before or after the branch or loop, or make the "
+                f"condition equal on all ranks of {over} by psum or pmax",
                 source=sources.user_line(node),
             )
 
@@ -859,8 +860,8 @@ def _refuse_collectives(body: Body) -> None:
     for node in body.calls:
         raise CaptureError.of(
             "a function with a custom rule",
-            f"it calls {node.target.__name__}",
-            fix="call the collective before or after it",
+            f"the function calls {node.target.__name__}",
+            fix="call the collective before or after the function",
             source=sources.user_line(node),
         )
 

@@ -189,8 +189,8 @@ def check_count(name: str, count: int, wanted: int) -> None:
     if count < wanted:
         raise CaptureError.of(
             f"autograd.Function {name}",
-            f"the backward returns {count} for {wanted} arguments",
-            fix="a gradient or None for each argument of the forward",
+            f"the backward returns {count} gradients for {wanted} arguments",
+            fix="return a gradient or None for each argument of the forward",
         )
 
 

@@ -58,7 +58,7 @@ def test_what_torch_cannot_place_is_refused(mesh: Any) -> None:
         dtensors().placed("to_local", y, {})
     text = str(caught.value)
     assert text.startswith("DTensor.to_local: torch cannot place this DTensor")
-    assert "x.redistribute(mesh, placements) before it" in text
+    assert "x.redistribute(mesh, placements) before this op" in text
     assert dtensors().placed(replaced_calls.PARTIAL, y, {}) is None
 
 

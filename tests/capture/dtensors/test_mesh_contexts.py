@@ -31,7 +31,7 @@ def test_plain_labels_beside_sharded_samples_are_refused() -> None:
     with pytest.raises(sf.PlacementError) as caught:
         mesh_contexts.refuse_sharded((0, 1), 2)
     text = str(caught.value)
-    assert "plain labels, with logits that are sharded on dim 0" in text
+    assert "the labels are a plain tensor, but the logits are sharded on dim 0" in text
     assert "try: DTensor.from_local(target, mesh, placements)" in text
 
 
@@ -51,7 +51,7 @@ def test_labels_outside_of_the_context_and_of_other_placements() -> None:
         classes = distribute_tensor(X, mesh, [Replicate(), Shard(1)])
         out: Any = sf.jit(inside, backend="aten")(classes, LABELS)
         torch.testing.assert_close(out.shards[3], F.cross_entropy(X, LABELS))
-        with pytest.raises(sf.PlacementError, match="plain labels, with logits"):
+        with pytest.raises(sf.PlacementError, match="the labels are a plain tensor"):
             sf.jit(inside, backend="aten")(both, LABELS)
         with pytest.raises(
             sf.CaptureError, match="the op has a DTensor and a plain tensor as operands"

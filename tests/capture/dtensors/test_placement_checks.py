@@ -71,12 +71,13 @@ CASES: dict[str, Case] = {
         f"""add: the op has a DTensor and a plain tensor as operands
   placed, made at {HERE}: a DTensor of shape (8, 2)
   getitem, made at {HERE}: a plain tensor of shape (1, 2)
-  try: DTensor.from_local(plain, mesh, placements) for each rank's own, \
-distribute_tensor(plain, mesh, placements) for one that all have; or dtensor.to_local()""",
+  try: DTensor.from_local(plain, mesh, placements) if plain differs between ranks, \
+distribute_tensor(plain, mesh, placements) if it is the same on all ranks; or \
+dtensor.to_local()""",
     ),
     "a number of each rank": (
         lambda x, mesh: from_local(x, mesh) * x.sum(),
-        """mul: it combines a DTensor with a number or a condition that differs over dp
+        """mul: the op combines a DTensor with a number or a condition that differs over dp
   try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
 rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
@@ -84,13 +85,13 @@ rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
         lambda x, mesh: sf.cond(
             x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)
         ).full_tensor(),
-        """a DTensor: it combines a DTensor with a number or a condition that differs over dp
+        """a DTensor: the op combines a DTensor with a number or a condition that differs over dp
   try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
 rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a condition of each rank, for a result": (
         lambda x, mesh: sf.cond(x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)),
-        """a DTensor: it combines a DTensor with a number or a condition that differs over dp
+        """a DTensor: the op combines a DTensor with a number or a condition that differs over dp
   try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
 rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
@@ -99,19 +100,21 @@ rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
             x
         ),
         """DTensor.to_local: under a derivative, of a Partial DTensor that ops made: its terms \
-are not determined
+are not \
+determined
   needed: a DTensor that is not Partial, or that from_local made
-  try: x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
+  try: call x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
     ),
     "shards that are not in one place": (
         strided,
-        """DTensor.to_local: torch has given the DTensor the placement _StridedShard over dp
+        """DTensor.to_local: torch gave the DTensor the unsupported placement _StridedShard over dp
   needed: Shard or Replicate
-  try: x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
+  try: call x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
     ),
     "a rank that the group does not have": (
         lambda x, mesh: dist.broadcast(x * 1, 2),
-        """torch.distributed.broadcast: src is 2, a rank of the world, in a group over world
+        """torch.distributed.broadcast: src is 2, a global rank, which is not in each group \
+over world
   needed: a rank of the group
   try: group_src=0""",
     ),
@@ -147,20 +150,20 @@ x.device_mesh of a returned DTensor x""",
         )(x),
         """DTensor.to_local: dim 0 of 3 elements, sharded over dp of 2 ranks
   needed: shards of equal size, since all ranks share one program
-  try: x.full_tensor(), x.redistribute to another dim, or pad it""",
+  try: x.full_tensor(), x.redistribute to another dim, or pad the dim to a multiple of the ranks""",
     ),
     "a shape that the shards do not make": (
         lambda x, mesh: from_local(x, mesh, shape=(6, 2), stride=(2, 1)),
-        """DTensor.from_local: shape (6, 2), of local tensors of shape (4, 2)
+        """DTensor.from_local: the global shape is (6, 2), but local tensors have shape (4, 2)
   needed: local tensors of shape (3, 2) on the rank at dp=0
   try: pad the tensor""",
     ),
     "uneven shards without a shape": (
         lambda x, mesh: from_local(of_three_rows(x, mesh), mesh),
-        """DTensor.from_local: local tensors make a DTensor of shape (4, 2) on one rank, \
-(2, 2) on another
+        """DTensor.from_local: local tensors make a DTensor of shape (4, 2) on one rank, (2, 2) on \
+another
   needed: one global shape
-  try: shape= and stride=, of the global tensor""",
+  try: pass shape= and stride= of the global tensor""",
     ),
     "other ops for each size": (
         lambda x, mesh: (
@@ -171,7 +174,7 @@ x.device_mesh of a returned DTensor x""",
         """jit(<lambda>): ranks whose shards differ in size run different ops
   one rank: call_method sin
   another: call_method cos
-  try: run the same ops for each size: an op on an empty tensor is right, and costs nothing""",
+  try: run the same ops for each size; ops on an empty tensor are correct and cost nothing""",
     ),
     "other results for each size": (
         lambda x, mesh: {of_three_rows(x, mesh).shape[0]: of_three_rows(x, mesh)},
@@ -180,7 +183,7 @@ x.device_mesh of a returned DTensor x""",
     ),
     "a DTensor and a size of each rank": (
         lambda x, mesh: from_local(x, mesh) * of_three_rows(x, mesh).shape[0],
-        """mul: it combines a DTensor with a number or a condition that differs over dp
+        """mul: the op combines a DTensor with a number or a condition that differs over dp
   try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
 rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
@@ -188,15 +191,16 @@ rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
         lambda x, mesh: sf.scan(
             lambda c, i: (c + 1, c), torch.zeros(2), None, length=of_three_rows(x, mesh).shape[0]
         ),
-        """jit(<lambda>): scan: a loop, a branch or a collective depends on a size that \
-differs between ranks
-  try: use a size that is equal on all ranks: x.shape of the DTensor""",
+        """jit(<lambda>): scan: a loop, a branch or a collective depends on a size that differs \
+between \
+ranks
+  try: use a size that is equal on all ranks, such as x.shape of the DTensor x""",
     ),
     "a write to a value of all by a size of each rank": (
         lambda x, mesh: torch.zeros(2).add_(of_three_rows(x, mesh).shape[0]),
-        """jit: add_: a write to a value that all ranks have depends on a size that \
-differs between ranks
-  try: use a size that is equal on all ranks: x.shape of the DTensor""",
+        """jit: add_: a write to a value that is equal on all ranks depends on a size that differs \
+between ranks
+  try: use a size that is equal on all ranks, such as x.shape of the DTensor x""",
     ),
     "too many placements": (
         lambda x, mesh: from_local(x, mesh, [Shard(0), Shard(1)]),
@@ -211,19 +215,19 @@ differs between ranks
     ),
     "a reduction that is not known": (
         lambda x, mesh: from_local(x, mesh, [Partial("product")]),
-        """DTensor.from_local: product is not a placement that shardfn knows
+        """DTensor.from_local: product is not a placement that shardfn supports
   needed: Shard, Replicate, or Partial of sum, avg, max, min
-  try: Replicate(), and the op on values that all ranks have""",
+  try: use Replicate(), and apply the op to values that are equal on all ranks""",
     ),
     "redistribute to terms": (
         lambda x, mesh: from_local(x, mesh).redistribute(mesh, [Partial()]),
         """DTensor.redistribute: Partial over dp
   needed: Shard or Replicate
-  try: DTensor.from_local(x, mesh, placements), with each rank's term as x""",
+  try: DTensor.from_local(x, mesh, placements), where x is this rank's term of the sum""",
     ),
     "a plain tensor taken apart": (
         lambda x, mesh: from_local(x, mesh) * 1 if x.to_local() is None else x,
-        """DTensor.to_local: it is called on a plain tensor
+        """DTensor.to_local: the method is called on a plain tensor
   needed: a DTensor
   try: DTensor.from_local(x, mesh, placements), or distribute_tensor""",
     ),
@@ -269,20 +273,20 @@ return them""",
     "a DTensor made of a DTensor": (
         lambda x, mesh: from_local(from_local(x, mesh), mesh),
         """DTensor.from_local: the op has a DTensor as operand
-  needed: each rank's own tensor
+  needed: a plain tensor, the local tensor of each rank
   try: pass x.to_local(), or x.redistribute(mesh, placements)""",
     ),
     "a collective of a DTensor": (
         lambda x, mesh: sf.psum(from_local(x, mesh), "dp"),
         """psum: the op has a DTensor as operand
-  needed: each rank's own tensor
+  needed: a plain tensor, the local tensor of each rank
   try: pass x.to_local(), or x.redistribute(mesh, placements)""",
     ),
     "an op that a collective does not have": (
         lambda x, mesh: functional.all_reduce(x, "middle", mesh),
         """all_reduce: op is 'middle'
   needed: one of sum, avg, max, min, product, band, bor, bxor
-  try: op=dist.ReduceOp.SUM; of x * factor where torch premultiplies""",
+  try: op=dist.ReduceOp.SUM; in place of PREMUL_SUM reduce x * factor""",
     ),
     "uneven splits": (
         lambda x, mesh: dist.all_to_all_single(x * 1, x, [1, 3], [3, 1]),

@@ -32,5 +32,5 @@ def test_ranks_that_are_no_axis_are_refused(inside: Any) -> None:
     with pytest.raises(sf.CaptureError) as caught:
         process_groups.axes_of_group("all_reduce", [0, 1])
     text = str(caught.value)
-    assert "its group is [0, 1], which is no axis of (dp=2, tp=3)" in text
+    assert "the group is [0, 1], which is not an axis of (dp=2, tp=3)" in text
     assert "mesh.get_group(axis)" in text

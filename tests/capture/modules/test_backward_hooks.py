@@ -231,6 +231,6 @@ def test_a_hook_of_a_closed_over_module_that_communicates_is_refused() -> None:
     rank = torch.distributed.get_rank
     module.register_full_backward_hook(lambda m, inputs, _: (inputs[0] * rank(),))
     with sf.fake_world(2):
-        wanted = "a backward hook of Linear: the code communicates or reads its rank"
+        wanted = "a backward hook of Linear: the hook communicates or reads its rank"
         with pytest.raises(sf.CaptureError, match=wanted):
             sf.jit(sf.grad(lambda x: module(x).sum()))(POINT[0])

@@ -202,9 +202,9 @@ def test_a_custom_op_without_a_derivative_is_refused_in_a_module() -> None:
         library.impl("third", lambda x: x / 3, key)
     loss, _ = loss_of(module_of(torch.ops.test_module_call_plain.third))
     close(loss({}, X), (X / 3).sum())
-    fix = "torch.library.custom_op with register_autograd, or x.detach()"
+    fix = "define the op by torch.library.custom_op with register_autograd, or pass x.detach()"
     said = (
-        "op test_module_call_plain.third.default: it has no derivative, and is "
+        "op test_module_call_plain.third.default: the op has no derivative, but is "
         f"differentiated\n  at: HERE\n  try: {fix}"
     )
     assert refusal(lambda: sf.grad(loss, argnums=1)({}, X)) == said

@@ -64,7 +64,7 @@ def test_what_a_hook_stores_says_where_it_comes_from_when_it_is_used() -> None:
         step(params, X)
     assert (len(saver.outs), len(fired), count) == (1, 1, 1)  # once for each capture
     said = (
-        "the tensor was stored during a capture, and has no value after it\n  "
+        "the tensor was stored during a capture, and has no value after the capture\n  "
         "needed: a tensor with a value"
     )
     fix = "return the value from the function that computes it"

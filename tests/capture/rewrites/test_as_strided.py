@@ -15,14 +15,14 @@ REFUSED = {
     "beyond the end": (
         lambda x: x.as_strided((5, 5), (4, 1)),
         X,
-        "it reads up to element 20 of a tensor that has 12",
+        "the view reads up to element 20 of a tensor with 12 elements",
     ),
     "another dtype": (
         lambda x: x.view(torch.int32).as_strided((2,), (1,)),
         X,
-        "it reads memory of torch.float32 as torch.int32",
+        "the view reads memory of torch.float32 as torch.int32",
     ),
-    "gaps": (FIRST, X.expand(2, 3, 4), "with gaps or overlaps"),
+    "gaps": (FIRST, X.expand(2, 3, 4), "has gaps or overlaps"),
     "a view": (lambda x: x.as_strided((2,), (1,), 0), X[1], "x.clone(), or slicing"),
     "in a loop": (lambda x: sf.map(FIRST, x), X, "in a loop or branch"),
 }

@@ -343,33 +343,33 @@ def twice(function: Any) -> Callable[[Tensor], Tensor]:
 REFUSED = {
     "once_differentiable": (
         twice(Marked),
-        "Marked: its backward is marked once_differentiable, and is differentiated",
+        "Marked: the backward is marked once_differentiable, but is differentiated",
     ),
     "intermediates": (
         twice(Intermediate),
-        "Intermediate: its derivative is differentiated, and uses a value of its forward that "
-        "is neither an argument nor a result",
+        "Intermediate: the second derivative needs a value of the forward that is neither an "
+        "argument nor a result",
     ),
     "many samples": (
         lambda x: sf.vmap(twice(Intermediate))(x),
-        "Intermediate: its derivative is differentiated, and uses a value of its forward that "
-        "is neither an argument nor a result",
+        "Intermediate: the second derivative needs a value of the forward that is neither an "
+        "argument nor a result",
     ),
     "mark_dirty": (
         sf.grad(lambda x: Written.apply(x * 1).sum()),
-        "Written: its forward writes in place to an argument",
+        "Written: the forward writes in place to an argument",
     ),
     "a write": (
         sf.grad(lambda x: Unmarked.apply(x * 1).sum()),
-        "Unmarked: its forward writes in place to an argument",
+        "Unmarked: the forward writes in place to an argument",
     ),
     "a list": (
         sf.grad(lambda x: Listed.apply(x)[0].sum()),
-        "Listed: its forward returns a list of tensors",
+        "Listed: the forward returns a list of tensors",
     ),
     "too few gradients": (
         sf.grad(lambda x: Short.apply(x, x).sum()),
-        "Short: the backward returns 1 for 2 arguments",
+        "Short: the backward returns 1 gradients for 2 arguments",
     ),
 }
 

@@ -68,7 +68,7 @@ def test_it_is_refused_where_it_would_count_for_each_rank(change: Any) -> None:
     with pytest.raises(sf.CaptureError) as error:
         gradient(change)
     said = str(error.value)
-    assert said.startswith("shard_map: a value that all ranks have is written over")
+    assert said.startswith("shard_map: a value that is equal on all ranks overwrites")
     assert "test_overwritten_tensors.py:" in said and "try: y = sf.psum(y, axis)" in said
 
 

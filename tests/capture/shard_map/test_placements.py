@@ -76,10 +76,10 @@ def test_a_placement_that_does_not_fit_is_refused(shape: Any, spec: Any, text: s
 
 
 def test_an_axis_that_is_not_manual_is_refused() -> None:
-    with pytest.raises(sf.PlacementError, match="is not one of its axis_names"):
+    with pytest.raises(sf.PlacementError, match="is not in the axis_names of this shard_map"):
         cut((4, 6), names(None, "tp"), axes=AXES[:1])
 
 
 def test_mismatches_of_trees_come_first() -> None:
-    with pytest.raises(sf.TreeError, match="it does not match the tree\n  lacks"):
+    with pytest.raises(sf.TreeError, match="the placements do not match the tree\n  lacks"):
         shard_texts("shard_map(f)", "in_placements", AXES, (), (), (), ("lacks ['w']",))

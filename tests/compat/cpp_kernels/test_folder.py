@@ -99,7 +99,8 @@ def a_file(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"), [(open_to_all, "yours alone, mode 0700"), (a_file, "File exists")]
+    ("spoil", "said"),
+    [(open_to_all, "belong to you alone, with mode 0700"), (a_file, "File exists")],
 )
 def test_a_folder_that_is_not_the_users_is_left_with_one_warning(
     spoil: object, said: str, home: Path

@@ -255,7 +255,7 @@ def test_a_tensor_donated_and_passed_in_another_place_is_refused_before_anything
         text = refusal(sf.ShardError, lambda: made(*args))
     assert "it is donated, and shares memory with argument" in text
     assert "needed: memory that the call gets once" in text
-    assert ".clone() in one of the two places, or leave it out of donate_argnums" in text
+    assert ".clone() in one of the two places, or leave the argument out of donate_argnums" in text
     assert x.equal(VALUES)
 
 
@@ -372,14 +372,17 @@ def test_as_strided_is_right_or_refused(name: str, start: str) -> None:
 def test_as_strided_says_what_it_reads() -> None:
     text = refusal(sf.CaptureError, lambda: sf.jit(PLACES["at a place"], backend="aten")(BASE[3:7]))
     said = (
-        "argument x: as_strided reads its memory from a given offset, and it is a view with "
-        "an offset"
+        "argument x: as_strided reads from a given storage offset, but the argument is itself "
+        "a view with an offset"
     )
     assert said in text and "x.clone(), or slicing, x.unfold(dim, size, step)" in text
     text = refusal(
         sf.CaptureError, lambda: sf.jit(PLACES["past the end"], backend="aten")(BASE[3:7])
     )
-    assert "argument x: as_strided\n  it reads up to element 4 of a tensor that has 4" in text
+    assert (
+        "argument x: as_strided\n  the view reads up to element 4 of a tensor with 4 elements"
+        in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -316,11 +316,11 @@ def test_static_and_donated_positions_that_do_not_fit_say_so() -> None:
     cases: list[tuple[Callable[[], Any], str]] = [
         (
             lambda: sf.jit(fn, donate_argnums=2),
-            "donate_argnums is (2,), and the function takes 2 positional arguments",
+            "donate_argnums is (2,), but the function takes 2 positional arguments",
         ),
         (
             lambda: sf.jit(fn, static_argnums=-3),
-            "static_argnums is (-3,), and the function takes 2 positional arguments",
+            "static_argnums is (-3,), but the function takes 2 positional arguments",
         ),
         (
             lambda: sf.jit(fn, donate_argnums=(0, 0)),
@@ -337,11 +337,11 @@ def test_static_and_donated_positions_that_do_not_fit_say_so() -> None:
         ),
         (
             lambda: sf.jit(fn, static_argnums=1)(A, b=3.0),
-            "static_argnums is (1,), and b is passed by keyword",
+            "static_argnums is (1,), but b is passed by keyword",
         ),
         (
             lambda: sf.jit(lambda *xs: xs[0], donate_argnums=3)(A),
-            "donate_argnums is (3,), and the call has 1 positional arguments",
+            "donate_argnums is (3,), but the call has 1 positional arguments",
         ),
     ]
     for call, said in cases:

@@ -154,7 +154,7 @@ def test_tasks_are_in_the_world_and_see_the_mesh_of_their_context() -> None:
 def test_use_mesh_is_of_its_thread() -> None:
     with simulated(a=2) as mesh, sf.use_mesh(mesh):
         call = sf.shard(square, in_placements=P("a"), backend="aten")
-        with pytest.raises(sf.PlacementError, match="there is no mesh"):
+        with pytest.raises(sf.PlacementError, match="no mesh is given, and no current mesh is set"):
             apart(lambda: call(values(4)))
 
 

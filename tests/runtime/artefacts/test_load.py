@@ -278,7 +278,7 @@ def test_a_view_outside_of_its_tensor_is_refused_whatever_the_file_says_of_that(
         view["args"] = [view["args"][0], *sizes]
 
     rewritten(path, change)
-    with pytest.raises(ArtefactError, match="elements outside of its tensor"):
+    with pytest.raises(ArtefactError, match="elements outside of the memory of its tensor"):
         sf.load_compiled(path)
 
 

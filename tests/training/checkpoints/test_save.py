@@ -159,18 +159,18 @@ def test_saves_to_one_folder_are_written_one_after_another(
         ),
         (
             {"step": -1},
-            "save, step: step is -1, a int, and must be an int from 0 up, or None\n"
-            "  needed: an int from 0 up, or None\n  try: step=0",
+            "save, step: step is -1, a int, and must be an int of 0 or more, or None\n  "
+            "needed: an int of 0 or more, or None\n  try: step=0",
         ),
         (
             {"step": 1.5},
-            "save, step: step is 1.5, a float, and must be an int from 0 up, or None\n"
-            "  needed: an int from 0 up, or None\n  try: step=0",
+            "save, step: step is 1.5, a float, and must be an int of 0 or more, or None\n  "
+            "needed: an int of 0 or more, or None\n  try: step=0",
         ),
         (
             {"keep": 0},
-            "save, keep: keep is 0, a int, and must be an int from 1 up, or None\n"
-            "  needed: an int from 1 up, or None\n  try: keep=3",
+            "save, keep: keep is 0, a int, and must be an int of 1 or more, or None\n  "
+            "needed: an int of 1 or more, or None\n  try: keep=3",
         ),
     ],
 )

@@ -309,7 +309,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         ("ddp",),
         {"rows": 4},
         "strategy('ddp'), rows: it is 4\n"
-        '  needed: a number of rows, 1 or more, or a text such as "1.5x", of "expert"\n'
+        '  needed: a number of rows, 1 or more, or text such as "1.5x", for kind "expert"\n'
         '  try: sf.strategy("expert", params, mesh, base=base, rows="1.5x")',
     ),
     "attention of another strategy": (
@@ -342,8 +342,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "no number of bytes": (
         ("zero1",),
         {"min_bytes": "x"},
-        "strategy('zero1'), min_bytes: 'x' is not a number of bytes\n"
-        "  try: a number of bytes, or text such as '100KB'",
+        "strategy('zero1'), min_bytes: 'x' is not a number of bytes\n  try: a number of "
+        "bytes, or text such as '100KB'",
     ),
 }
 

@@ -227,7 +227,7 @@ def test_a_communicating_function_in_a_module_that_runs_is_refused() -> None:
         fn, params, buffers = sf.functionalize(Net())
         mesh = sf.make_mesh((2,), ("tp",))
         loss = lambda x: fn(params, buffers, x)[0]
-        with pytest.raises(sf.CaptureError, match="in a functionalized module"):
+        with pytest.raises(sf.CaptureError, match="inside a functionalized module"):
             sf.shard(sf.grad(loss), mesh, P("tp"))(given()[0])
 
 

@@ -80,7 +80,7 @@ def test_none_is_no_size(what: str) -> None:
 
 
 def test_s9_1_a_first_cap_above_the_cap_is_refused() -> None:
-    fix = "the first bucket is to close early: make first_cap at most cap"
+    fix = "make first_cap at most cap, so that the first bucket closes early"
     for cap, first in (
         ("512KB", "1MB"),
         ("1MB", "1MiB"),
@@ -279,7 +279,7 @@ def test_a_plan_of_another_program_is_refused(case: str) -> None:
         assert words in text, text
     fixes = (
         "a plan of this very program: fn.lower(...).plan",
-        "a plan of this very function: fn.lower(...).plan",
+        "use the plan of the same function: fn.lower(...).plan",
     )
     assert text.splitlines()[-1].removeprefix("  try: ") in fixes and error.fix in fixes
 

@@ -766,7 +766,7 @@ def raising(_: Any, op: Any, *args: Any) -> Any:
 BAD_CONTEXTS: dict[str, tuple[Any, str]] = {
     "other contexts": (
         lambda: (contextlib.nullcontext(), contextlib.nullcontext()),
-        "its context_fn makes other contexts than those of selective checkpointing",
+        "context_fn returns contexts that are not those of selective checkpointing",
     ),
     "offloading": (
         functools.partial(contexts_of, lambda *_: Policy.MUST_CPU_OFFLOAD),

@@ -192,10 +192,10 @@ def test_hooks_that_a_pure_function_cannot_call_are_refused() -> None:
     after.weight.register_post_accumulate_grad_hook(lambda p: None)
     torch.autograd.graph.register_multi_grad_hook(list(several.parameters()), lambda gs: None)
     assert said(sf.functionalize, after) == (
-        "functionalize(Linear), parameter weight: the parameter has a post-accumulate-grad hook, "
-        "but a pure function accumulates no .grad\n"
-        "  needed: hooks of a single gradient\n"
-        "  try: p.register_hook(fn), or apply the hook to the gradients that sf.grad returns"
+        "functionalize(Linear), parameter weight: the parameter has a post-accumulate-grad "
+        "hook, which needs an accumulated .grad, but a pure function has no .grad\n  needed: "
+        "hooks that take a single gradient\n  try: p.register_hook(fn), or apply the hook to "
+        "the gradients that sf.grad returns"
     )
     assert "parameter weight: the parameter has a hook of several tensors" in said(
         sf.functionalize, several

@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: dist.all_reduce(x * 1, op=Op.BAND),
         """torch.distributed.all_reduce: op is band, of torch.float64
   needed: integers or bool
-  try: x.view of an integer dtype, or another op""",
+  try: x.view(dtype) of an integer dtype, or another reduction""",
     ),
     "the largest complex number": (
         lambda x: dist.all_reduce(x * 1j, op=Op.MAX),
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: dist.all_reduce(x.int(), op=Op.AVG),
         """torch.distributed.all_reduce: op is avg, of torch.int32
   needed: floating numbers
-  try: op=dist.ReduceOp.SUM, and a division by dist.get_world_size(group)""",
+  try: op=dist.ReduceOp.SUM, and divide by dist.get_world_size(group)""",
     ),
     "a write to what a derivative reads": (
         sf.grad(read_twice),
@@ -195,8 +195,7 @@ def test_ranks_of_a_group_that_name_different_ranks_are_refused(name: str) -> No
     with sf.fake_world(6), pytest.raises(sf.CaptureError) as caught:
         sent_by(DIFFERING[name], "tp")
     assert without_line(str(caught.value)) == (
-        "torch.distributed.broadcast: ranks of one group name different ranks: src or dst "
-        "varies over tp\n"
-        "  needed: the same rank from all ranks of the group\n"
-        "  try: dist.get_global_rank(group, 0), or group_src= or group_dst= with a number"
+        "torch.distributed.broadcast: src or dst varies over tp, so ranks of one group would "
+        "name different ranks\n  needed: the same src or dst on all ranks of the group\n  "
+        "try: dist.get_global_rank(group, 0); or group_src= or group_dst= with a Python number"
     )

@@ -50,28 +50,30 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "a list on one rank": (
         lambda x: dist.gather(x, outputs((4, 2), (4, 2)), 0),
-        """torch.distributed.gather: torch takes gather_list on one rank alone, but all \
-ranks share one program
+        """torch.distributed.gather: torch accepts gather_list on one rank only, but all ranks \
+share \
+one program
   needed: the same call on all ranks
   try: dist.all_gather(outputs, x, group=group), with outputs on all ranks""",
     ),
     "a list of one rank": (
         lambda x: dist.scatter(x * 1, None, 0),
-        """torch.distributed.scatter: torch takes scatter_list on one rank alone, but all \
-ranks share one program
+        """torch.distributed.scatter: torch accepts scatter_list on one rank only, but all \
+ranks share \
+one program
   needed: the same call on all ranks
   try: x = torch.distributed.nn.functional.scatter(tensors, src, group), with tensors on all \
 ranks""",
     ),
     "no rank": (
         lambda x: dist.reduce(x * 1),
-        """torch.distributed.reduce: neither dst nor group_dst says which rank
+        """torch.distributed.reduce: neither dst nor group_dst is given, so the rank is unknown
   try: group_dst=0""",
     ),
     "two ranks": (
         lambda x: dist.reduce(x * 1, 0, group_dst=1),
         """torch.distributed.reduce: group_dst is 1, and dst is 0
-  needed: only one of the two; a group_dst from 0 to 1
+  needed: either dst or group_dst, a number from 0 to 1
   try: group_dst=0""",
     ),
     "a send": (

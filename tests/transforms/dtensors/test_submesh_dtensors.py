@@ -130,6 +130,6 @@ def test_a_closed_over_one_in_uneven_shards_is_refused(mesh: Any) -> None:
     with pytest.raises(sf.PlacementError) as caught:
         sf.jit(lambda x: d.full_tensor() + x)(X)
     text = str(caught.value)
-    assert text.startswith("a DTensor that the function closes over: a DTensor on a part")
+    assert text.startswith("a closed-over DTensor: a DTensor on a part")
     assert "(tp=2), has shards of different sizes" in text
     assert "test_submesh_dtensors.py" in text

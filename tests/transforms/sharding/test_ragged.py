@@ -304,9 +304,9 @@ def test_counts_of_all_that_differ_between_ranks_are_refused() -> None:
     with simulated(a=3) as mesh, pytest.raises(sf.CaptureError) as caught:
         sf.shard_map(local, mesh, P("a"), P("a"))(X, C)
     assert without_line(caught.value) == (
-        "ragged_all_to_all, send_counts: the counts of all ranks vary over a\n"
-        "  needed: one matrix, which all ranks have\n"
-        "  try: sf.all_gather of the counts of each rank, over the axis; or these counts themselves"
+        "ragged_all_to_all, send_counts: the matrix of all counts varies over a\n  needed: "
+        "one matrix that is equal on all ranks\n  try: sf.all_gather of each rank's counts "
+        "over the axis; or pass only this rank's counts"
     )
 
 

@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         sf.CaptureError,
         """psum: 'tp' is a mesh axis that no enclosing shard_map uses
   bound are 'dp' (mesh axis, size 2)
-  try: axis_names with 'tp' in the shard_map around it""",
+  try: add 'tp' to axis_names of the enclosing shard_map""",
     ),
     "a name after its vmap": (
         lambda: sf.grad(
@@ -110,36 +110,40 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             {"w": X[:7], "b": X}, X[:6]
         ),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x['w']: dim 0 has size 7, which axis dp cannot shard into \
-2 equal chunks; pad it by 1
+        """shard_map(fn), in_placements: x['w']: dim 0 has size 7, which axis dp cannot shard \
+into 2 \
+equal chunks; pad it by 1
   x['b']: dim 1 has size 6, which axis tp cannot shard into 4 equal chunks; pad it by 2
   rest[0]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot shard into 4 equal chunks; \
 pad it by 2
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a result that varies": (
         lambda: mapped(
             lambda x: {"loss": x.sum(), "n": sf.psum(x.sum(), "dp")}, P(("dp", "tp")), P()
         )(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result['loss'] varies over dp and tp, and its \
-out_placements require it to be invariant over them
-  try: psum or pmean it over dp and tp, or name dp and tp in its out_placements""",
+        """shard_map(<lambda>), out_placements: result['loss'] varies over dp and tp, but its \
+out_placements require the same value on all ranks of these axes
+  try: apply sf.psum or sf.pmean over dp and tp to result['loss'], or name dp and tp in its \
+out_placements""",
     ),
     "a result that varies over one axis": (
         lambda: mapped(lambda x: sf.psum(x.sum(), "dp"), P(("dp", "tp")), P())(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result varies over tp, and its \
-out_placements require it to be invariant over it
-  try: psum or pmean it over tp, or name tp in its out_placements""",
+        """shard_map(<lambda>), out_placements: result varies over tp, but its out_placements \
+require \
+the same value on all ranks of this axis
+  try: apply sf.psum or sf.pmean over tp to result, or name tp in its out_placements""",
     ),
     "a result made of the rank's number": (
         lambda: mapped(lambda x: x + sf.axis_index("dp"), P(), P())(X),
         sf.PlacementError,
-        """shard_map(<lambda>), out_placements: result varies over dp, and its \
-out_placements require it to be invariant over it
-  try: psum or pmean it over dp, or name dp in its out_placements""",
+        """shard_map(<lambda>), out_placements: result varies over dp, but its out_placements \
+require \
+the same value on all ranks of this axis
+  try: apply sf.psum or sf.pmean over dp to result, or name dp in its out_placements""",
     ),
     "a perm that is none": (
         named("tp", "ppermute", perm=[(0, 1), (0, 2), (3, 2), (5, -1)]),
@@ -154,7 +158,7 @@ out_placements require it to be invariant over it
     "in_placements of another tree": (
         lambda: inside_grad(mapped(fn, ({"w": P(), "c": P()}, (P(), P())), P())),
         sf.TreeError,
-        """shard_map(fn), in_placements: it does not match the tree
+        """shard_map(fn), in_placements: the placements do not match the tree
   x: placements lack ['b']; placements have also ['c']
   rest[0]: placements have a tuple, the arguments have a tensor
   try: one placement for each leaf, or one P for all leaves of a subtree""",
@@ -162,7 +166,7 @@ out_placements require it to be invariant over it
     "in_placements of another count": (
         lambda: inside_grad(mapped(fn, (P(),), P())),
         sf.TreeError,
-        """shard_map(fn), in_placements: it does not match the tree
+        """shard_map(fn), in_placements: the placements do not match the tree
   the whole tree: placements lack rest
   try: one placement for each leaf, or one P for all leaves of a subtree""",
     ),
@@ -178,7 +182,7 @@ out_placements require it to be invariant over it
             X
         ),
         sf.TreeError,
-        """shard_map(<lambda>), out_placements: it does not match the tree
+        """shard_map(<lambda>), out_placements: the placements do not match the tree
   result['a']: placements have a tuple, the values have a tensor
   result['b']: placements have also [2]
   try: one placement for each leaf, or one P for all leaves of a subtree""",
@@ -187,9 +191,10 @@ out_placements require it to be invariant over it
         lambda: mapped(lambda x: x, P("dp"), P("dq"))(X),
         sf.PlacementError,
         """shard_map(<lambda>), out_placements: result: P('dq') names axis 'dq'; the mesh has \
-(dp=2, tp=4); did you mean 'dp'?
+(dp=2, \
+tp=4); did you mean 'dp'?
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "axis_names that the mesh does not have": (
         lambda: mapped(fn, axis_names={"dq"})(X),
@@ -200,16 +205,16 @@ out_placements require it to be invariant over it
     "a placement on an axis that is not manual": (
         lambda: mapped(fn, P("dp", "tp"), P("dp"), axis_names={"dp"})(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: P('dp', 'tp') names axis 'tp', which is not one of \
-its axis_names
+        """shard_map(fn), in_placements: x: P('dp', 'tp') names axis 'tp', which is not in the \
+axis_names of this shard_map
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "nested over an axis that is manual": (
         lambda: mapped(sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"})(X),
         sf.PlacementError,
         """shard_map(fn): an enclosing shard_map already uses dp
-  try: axis_names with the axes that are left""",
+  try: give axis_names only axes that no enclosing shard_map uses""",
     ),
     "nested where none is left": (
         lambda: mapped(sf.shard_map(fn, None, DP, DP))(X),
@@ -220,10 +225,10 @@ its axis_names
     "a nested placement on an axis that is manual": (
         lambda: mapped(sf.shard_map(fn, None, DP, P("tp")), axis_names={"dp"})(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which already \
-belongs to an enclosing shard_map
+        """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which already belongs to an \
+enclosing shard_map
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "psum_scatter of a size that does not divide": (
         named("tp", "psum_scatter", scatter_dimension=-1, tiled=True),
@@ -249,27 +254,28 @@ belongs to an enclosing shard_map
         lambda: mapped(lambda x: sf.constrain(x, P(None, "dp")))(X),
         sf.PlacementError,
         """constrain: P(None, 'dp') names dp, which belongs to an enclosing shard_map
-  try: leave it to in_placements and out_placements, or to axis_names without it""",
+  try: give this axis only in in_placements and out_placements, or leave it out of axis_names""",
     ),
     "a pending argument": (
         lambda: mapped(fn, ([sf.Partial(), sf.Replicate()],), P(), axis_names={"dp"})(X),
         sf.PlacementError,
         """shard_map(fn), in_placements: x: Partial('sum') over dp; only a result can be Partial
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a pending maximum": (
         lambda: mapped(fn, P(), [sf.Partial("max"), sf.Replicate()])(X),
         sf.PlacementError,
         """shard_map(fn), out_placements: result: Partial('max') over dp; only a sum or a mean \
-can be Partial
+can be \
+Partial
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "no mesh": (
         lambda: sf.grad(lambda x: sf.shard_map(fn, None, P(), P())(x).sum())(X),
         sf.PlacementError,
-        """shard_map(fn): there is no mesh
+        """shard_map(fn): no mesh is given, and no current mesh is set
   try: shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`""",
     ),
     "another mesh than that of the call": (
@@ -290,9 +296,9 @@ can be Partial
             lambda x: torch.cond(x.sum() > 0, lambda x: sf.psum(x, "dp"), lambda x: x * 1, (x,))
         )(X),
         sf.CaptureError,
-        """cond: it calls psum, and its condition varies over dp
-  try: call the collective before or after it, or make the condition \
-invariant over dp by psum or pmax""",
+        """cond: the body calls psum, and the condition varies over dp
+  try: call the collective before or after the branch or loop, or make the condition equal on \
+all ranks of dp by psum or pmax""",
     ),
     "a collective inside an op that calls its graph once for each element": (
         lambda: mapped(
@@ -301,38 +307,38 @@ invariant over dp by psum or pmax""",
             )
         )(X),
         sf.CaptureError,
-        """shard_map(<lambda>): it calls psum inside the op flex_attention
-  try: call the collective before or after it, or use a Python loop""",
+        """shard_map(<lambda>): the function calls psum inside the op flex_attention
+  try: call the collective before or after the op, or use a Python loop""",
     ),
     "an argument on a stage": (
         lambda: mapped(fn, P("dp", tp=1))(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: P('dp', tp=1) is on a stage, and each rank of a \
-shard_map has a value
+        """shard_map(fn), in_placements: x: P('dp', tp=1) is on a pipeline stage, but in shard_map \
+every rank has a value
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a result on a stage": (
         lambda: mapped(fn, P("dp"), P("dp", tp=0))(X),
         sf.PlacementError,
-        """shard_map(fn), out_placements: result: P('dp', tp=0) is on a stage, and each rank of a \
-shard_map has a value
+        """shard_map(fn), out_placements: result: P('dp', tp=0) is on a pipeline stage, but in \
+shard_map every rank has a value
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a stage among placements": (
         lambda: mapped(fn, [sf.Shard(0), sf.Stage(1)])(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: Stage is not a placement that a shard_map knows
+        """shard_map(fn), in_placements: x: Stage is not a placement that shard_map supports
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a strided shard": (
         lambda: mapped(fn, [strided_shard(0, 2), sf.Replicate()])(X),
         sf.PlacementError,
-        """shard_map(fn), in_placements: x: _StridedShard is not a placement that a shard_map knows
+        """shard_map(fn), in_placements: x: _StridedShard is not a placement that shard_map supports
   needed: equal shards on all ranks
-  try: sizes that the ranks divide, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "no function": (
         lambda: sf.shard_map(3),

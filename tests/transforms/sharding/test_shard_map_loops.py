@@ -239,10 +239,10 @@ def test_a_collective_where_ranks_choose_apart_is_refused() -> None:
     with sf.fake_world(2), pytest.raises(sf.CaptureError) as error:
         sf.shard(fn, sf.make_mesh((2,), ("a",)), (P(), P(None, "a")), backend="aten")(W, XS)
     first, _, fix = str(error.value).splitlines()
-    assert first == "cond: it calls psum, and its condition varies over a"
+    assert first == "cond: the body calls psum, and the condition varies over a"
     assert fix == (
-        "  try: call the collective before or after it, or make the condition invariant "
-        "over a by psum or pmax"
+        "  try: call the collective before or after the branch or loop, or make the condition "
+        "equal on all ranks of a by psum or pmax"
     )
 
 

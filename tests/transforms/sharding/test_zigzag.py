@@ -115,7 +115,7 @@ def test_a_program_prints_its_zigzags() -> None:
         low = sf.shard(lambda x: (x.flatten(0, 1) @ x.flatten(0, 1).mT, x), mesh, SPEC).lower(X)
         text = str(low)
         assert "f64[4@dp, 8@cp*zigzag, 6]" in text
-        assert "@axis*zigzag: chunks r and 2n - 1 - r of 2n, on rank r of n" in text
+        assert "@axis*zigzag: rank r of n holds chunks r and 2n - 1 - r of 2n" in text
         assert "f64[32@dp@cp*4*zigzag, 6]" in low.verbose(
             0
         ) or "32@dp:8@cp*4*zigzag" in low.verbose(0)
@@ -151,11 +151,11 @@ def test_methods_of_a_dtensor_inside_of_a_function() -> None:
         back = sf.jit(lambda x: x.redistribute(mesh, [Shard(0)]) * 2, backend="aten")(x)
         assert back.placements == (Shard(0),) and torch.equal(sf.full(back), X * 2)
         with pytest.raises(
-            sf.PlacementError, match="torch has given the DTensor the placement Zigzag"
+            sf.PlacementError, match="torch gave the DTensor the unsupported placement Zigzag"
         ):
             sf.jit(lambda x: x.to_local() * 2)(x)
         with pytest.raises(
-            sf.CaptureError, match="torch has given the DTensor the placement Zigzag over cp"
+            sf.CaptureError, match="torch gave the DTensor the unsupported placement Zigzag over cp"
         ):
             sf.jit(lambda x: x.sin().to_local())(x)
         strided = sf.distribute(X, mesh, P(None, "cp*2"))

@@ -93,12 +93,12 @@ WRONG = {  # a call, and what its error says
     "an axis": (
         lambda x, mesh: x * mesh.get_local_rank("zz"),
         "get_local_rank, mesh_dim: got 'zz', of a mesh with axes ('dp',)",
-        "needed: an axis of the mesh: its name or its number",
+        "needed: a mesh axis, by name or by number",
     ),
     "a size": (
         lambda x, mesh: x * mesh.size(3),
         "mesh.size, mesh_dim: got 3, of a mesh with axes ('dp',)",
-        "needed: the number of an axis, below 1",
+        "needed: the number of a mesh axis, below 1",
     ),
     "a part": (
         lambda x, mesh: x * mesh["zz"].size(),

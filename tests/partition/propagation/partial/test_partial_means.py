@@ -86,7 +86,7 @@ def test_a_mean_over_ranks_is_printed_where_it_comes_in_and_where_it_leaves() ->
         assert (
             "in    %x: f64[5, 7; avg@dp]" in said
             and "return result = %mul: f64[5, 7; avg@dp]" in said
-            and "avg@axis: Partial mean over the axis" in said
+            and "avg@axis: a Partial mean over the mesh axis" in said
             and "no communication" in said
         )
         verbose = low.show_placements(verbose=True) if hasattr(low, "show_placements") else ""
