@@ -150,8 +150,11 @@ def _print_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
         if isinstance(args[0], str):
             args[0].format(*[_AnyFormat() for _ in args[1:]], **named)
     except (IndexError, KeyError, ValueError) as error:
-        got = f"{args[0]!r} does not fit {len(args) - 1} arguments and {sorted(named)}: {error}"
-        fix = "a field for each: {} by position, {name} by name"
+        got = (
+            f"the format {args[0]!r} does not fit {len(args) - 1} positional arguments and the "
+            f"names {sorted(named)}: {error}"
+        )
+        fix = "write a field for each value: {} by position, {name} by name"
         raise ShardError.of("sf.debug.print, fmt", got, fix=fix, source=where) from None
     return _graph_call("print", where, args, kwargs)
 
@@ -206,9 +209,9 @@ def _python_print_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> C
     if file not in (None, sys.stdout, sys.stderr):
         raise CaptureError.of(
             "print",
-            "it prints to a file",
-            needed="the standard output",
-            fix="sf.debug.callback(write, x), with a function that writes",
+            "print is called with file=",
+            needed="print to the standard output",
+            fix="sf.debug.callback(write, x), where write(x) writes to the file",
             source=where,
         )
     if file is not None and file is not sys.stdout:

@@ -44,9 +44,9 @@ def require_distributed() -> None:
     """
     if not torch.distributed.is_available():
         raise ImportError(
-            "shardfn: this build of torch has no torch.distributed\n"
-            "  needed: a build of torch with it, such as those of PyPI for Linux\n"
-            "  try: pip install torch; or USE_DISTRIBUTED=1, where torch is built from source"
+            "shardfn: this build of torch has no torch.distributed\n  needed: a build of "
+            "torch with torch.distributed, such as PyPI's builds for Linux\n  try: pip "
+            "install torch; or set USE_DISTRIBUTED=1 when you build torch from source"
         )
 
 
@@ -172,7 +172,7 @@ class TreeError(ShardError):
         ...     mesh = sf.make_mesh((2,), ("dp",))
         ...     sf.distribute({"w": torch.ones(4)}, mesh, {"v": sf.P()})
         Traceback (most recent call last):
-        shardfn.errors.TreeError: distribute: placements does not match the tree...
+        shardfn.errors.TreeError: distribute: the placements do not match the given tree...
     """
 
 
@@ -229,8 +229,8 @@ class DivergenceError(ShardError):
 
 
 SAME_COLLECTIVES = (  # what to do where ranks differ in them
-    "the same collectives, of the same shapes, on every rank: of tensors padded to one size, or "
-    "those of DTensor.from_local(x, mesh, placements, shape=, stride=)"
+    "the same collectives with the same shapes on every rank (pad tensors to one size, or use "
+    "DTensor.from_local(x, mesh, placements, shape=, stride=))"
 )
 
 

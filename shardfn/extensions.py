@@ -132,4 +132,4 @@ def page_of(x: Any) -> str | None:
 
 def absent(where: str, room: str) -> ImportError:
     """The error for something that only a room can do, where this package lacks it."""
-    return ImportError(f"{where}: it needs shardfn.{room}, which is not in this package")
+    return ImportError(f"{where} needs shardfn.{room}, which this installation does not include")

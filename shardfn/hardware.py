@@ -240,9 +240,9 @@ def hardware_of(hardware: Hardware | str, where: str = "Lowered.time") -> Hardwa
     raise ShardError.of(
         where,
         f"hardware is {hardware!r}",
-        needed=f"one of {', '.join(HARDWARE)}, or an sf.Hardware",
-        fix="sf.Hardware(name, flops, ...) with the figures of the machine, or "
-        "sf.measure_hardware() for this one",
+        needed=f"the name of a known device ({', '.join(HARDWARE)}), or an sf.Hardware",
+        fix="sf.Hardware(name, flops, ...) with the figures of the device, or "
+        "sf.measure_hardware() for this machine",
     )
 
 

@@ -85,7 +85,7 @@ def make_mesh(
     if is_alone():
         _check_size(shape)  # before it makes a process group
     join_world(device_type, seconds)
-    request = f"shape {shape}, axis names {names}, on {device_type}, links {links}"
+    request = f"shape {shape}, axis names {names}, device {device_type}, links {links}"
     with groups_of("make_mesh", request, seconds):
         _check_size(shape)
         mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
@@ -102,10 +102,10 @@ def _check_size(shape: tuple[int, ...]) -> None:
     size, needed = current_world().size, math.prod(shape)
     if needed == size:
         return
-    fix = f"a shape whose product is {size}, or fake_world({needed})"
+    fix = f"use a shape whose product is {size}, or fake_world({needed})"
     if is_alone():
         fix = f"`with sf.fake_world({needed}):` around it, or torchrun --nproc-per-node={needed}"
-    got = f"shape {shape} needs {needed} ranks, the world has {size}"
+    got = f"shape {shape} needs {needed} ranks, but the world has {size}"
     raise PlacementError.of("make_mesh", got, fix=fix)
 
 
@@ -141,7 +141,7 @@ def _check_links(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tu
             raise PlacementError.of(
                 f"make_mesh, links[{name!r}]",
                 f"it is {link!r}",
-                needed="an sf.Link, in seconds and bytes a second",
+                needed="an sf.Link with latency in seconds and bandwidth in bytes per second",
                 fix=fix,
             )
     return costs_of_links([links[name] for name in names])
@@ -297,14 +297,16 @@ def refuse_unusable_mesh(where: str, mesh: DeviceMesh) -> None:
     here = current_world()
     if not is_of_ended_world(mesh):
         if here.kind != "simulated" and here.rank not in ranks_of(mesh):
-            got = f"rank {here.rank} is not in its mesh, of ranks {ranks_of(mesh)}"
-            fix = "call it on its ranks only: if mesh.get_coordinate() is not None"
+            got = f"rank {here.rank} is not in the mesh, which has the ranks {ranks_of(mesh)}"
+            fix = (
+                "call the function only on ranks of the mesh: if mesh.get_coordinate() is not None"
+            )
             raise PlacementError.of(where, got, fix=fix, source=call_site())
         return
-    got = "its mesh belongs to a world that has ended"
-    fix = "make the mesh inside the world that uses it"
+    got = "the mesh belongs to a world that has ended"
+    fix = "make the mesh inside the world that uses the mesh"
     if mesh.size() != here.size:
-        got = f"a mesh of {mesh.size()} ranks in a world of {here.size}"
+        got = f"the mesh has {mesh.size()} ranks, but the world has {here.size}"
     source, needed = call_site(), "a mesh over the current world"
     raise PlacementError.of(where, got, needed=needed, fix=fix, source=source, mesh=mesh)
 
@@ -341,11 +343,14 @@ def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh, fix: str = ""
     if mesh == around:
         return
     axes, outer = axes_of(mesh), axes_of(around)
-    got = f"its mesh is {axes}, that of the call around it {outer}"
+    got = f"the mesh of this call is {axes}, but the enclosing call has the mesh {outer}"
     if (axes.names, axes.sizes) == (outer.names, outer.sizes):
         own, other = _ranks(mesh), _ranks(around)
-        got = f"its mesh is {axes} of {own}, that of the call around it of {other}"
-    fix = fix or "one mesh for both, or no mesh for the inner one"
+        got = (
+            f"the mesh {axes} of this call has {own}, but the mesh of the enclosing call "
+            f"has {other}"
+        )
+    fix = fix or "pass the same mesh to both calls, or no mesh to the inner call"
     raise PlacementError.of(where, got, needed="one mesh", fix=fix, mesh=around)
 
 

@@ -22,7 +22,7 @@ def check_tuples(shape: Any, axis_names: Any) -> None:
         return
     fix = "make_mesh((2, 4), ('dp', 'tp'))"
     got = f"shape {shape!r}, axis names {axis_names!r}"
-    needed = "a tuple of sizes and one of names"
+    needed = "a tuple of sizes and a tuple of axis names"
     raise PlacementError.of("make_mesh", got, needed=needed, fix=fix)
 
 
@@ -39,7 +39,7 @@ def check_shape(shape: tuple[Any, ...], names: tuple[Any, ...]) -> None:
         got, needed = f"axis names {bad}", "names like dp or tp"
         raise PlacementError.of("make_mesh", got, needed=needed)
     if len(shape) != len(names) or len(set(names)) != len(names):
-        got, needed = (f"shape {shape}, axis names {names}", "one distinct name for each axis")
+        got, needed = (f"shape {shape}, axis names {names}", "a different name for each axis")
         raise PlacementError.of("make_mesh", got, needed=needed)
 
 
@@ -73,8 +73,11 @@ def refuse_absent(device_type: str) -> None:
         is_there = False
     if is_there:
         return
-    fix = "device_type='cpu', also in a fake world; `python -m shardfn doctor` says what torch sees"
-    got = f"torch sees no device of type {device_type!r}"
+    fix = (
+        "device_type='cpu', also in a fake world; `python -m shardfn doctor` lists the devices "
+        "that torch finds"
+    )
+    got = f"torch finds no device of type {device_type!r}"
     raise PlacementError.of("make_mesh, device_type", got, fix=fix)
 
 

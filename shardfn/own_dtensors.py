@@ -200,7 +200,10 @@ def check_gradient(x: DTensor, grad_placements: Sequence[Placement] | None) -> N
 def refused(what: str, x: DTensor, fix: str) -> PlacementError:
     """Build the error for an op or a method that would need to know the placement of a DTensor."""
     own = next(type(p).__name__ for p in x.placements if isinstance(p, OWN))
-    got = f"it is placed {list(x.placements)}, and torch's DTensor knows no sf.{own}"
+    got = (
+        f"the DTensor is placed {list(x.placements)}, but torch's DTensor ops do not support "
+        f"sf.{own}"
+    )
     return PlacementError.of(f"{what} of a DTensor", got, fix=fix, placements=list(x.placements))
 
 
@@ -214,7 +217,7 @@ def run_on_shards(func: Any, args: Any, kwargs: Any) -> Any:
     tensors = [x for x in _tree.leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     first = next(x for x in tensors if isinstance(x, DTensor) and is_own(x))
     if not (_is_on_shards(func) and all(_is_like(x, first) for x in tensors)):
-        fix = "the op inside of a function: sf.shard(f, mesh)(x)"
+        fix = "run the op inside a sharded function: sf.shard(f, mesh)(x)"
         raise refused(str(func), first, fix)
     of_locals = _tree.tree_map(_local, (args, kwargs))
     results = func(*of_locals[0], **of_locals[1])

@@ -16,7 +16,7 @@ from .errors import PlacementError
 from .types import MEAN, REDUCTIONS, AtStage, AxisPlacement, MeshAxes, MeshPlacements, stage_of
 
 ZIGZAG = "zigzag"  # in place of a number of blocks
-REDISTRIBUTE = "sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes it"
+REDISTRIBUTE = "sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes x"
 
 
 class Stage(Placement):
@@ -54,7 +54,7 @@ class Stage(Placement):
         # torch 2.13 calls this when a redistribution starts, and changes the placement alone
         raise PlacementError.of(
             "redistribute of a DTensor",
-            f"to {self!r}: torch's DTensor knows no sf.Stage",
+            f"cannot redistribute to {self!r}: torch's DTensor does not support sf.Stage",
             fix=REDISTRIBUTE,
         )
 
@@ -106,7 +106,7 @@ class Zigzag(Placement):
         # torch 2.13 calls this when a redistribution starts, and changes the placement alone
         raise PlacementError.of(
             "redistribute of a DTensor",
-            f"to {self!r}: torch's DTensor knows no sf.Zigzag",
+            f"cannot redistribute to {self!r}: torch's DTensor does not support sf.Zigzag",
             fix=REDISTRIBUTE,
         )
 
@@ -271,7 +271,7 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:
     if isinstance(spec, P):
         return _from_names(spec, shape, axes)
     if spec is AUTO:
-        raise ValueError("sf.auto is for in_placements of shard; here nothing chooses")
+        raise ValueError("sf.auto is only for in_placements of sf.shard, which chooses placements")
     if not isinstance(spec, (Placement, list, tuple)):
         raise ValueError(f"{spec!r} is not a placement; write P({spec!r}) or a torch Placement")
     placements = [spec] if isinstance(spec, Placement) else list(spec)
@@ -285,8 +285,8 @@ def marks_of(spec: Any, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:
     kinds = {"sum" if m == MEAN else m for m in marks if m in REDUCTIONS}
     if len(kinds) > 1:
         raise ValueError(
-            f"{describe(marks, axes)} is Partial in {len(kinds)} ways, whose order would "
-            "matter; reduce one first"
+            f"{describe(marks, axes)} combines {len(kinds)} kinds of Partial, whose order of "
+            "reduction would matter; reduce one of them first"
         )
     return marks
 
@@ -308,7 +308,8 @@ def check_whole(spec: Any, marks: MeshPlacements) -> None:
     """Raise ValueError if `in_placements` says that a plain tensor is Partial."""
     if any(m in REDUCTIONS for m in marks):
         raise ValueError(
-            f"a plain tensor is a global value and cannot be {spec}; use sf.from_local"
+            f"a plain tensor is a global value, so its placement cannot be {spec}; use "
+            "sf.from_local"
         )
 
 
@@ -316,11 +317,14 @@ def check_pending(marks: MeshPlacements, dtype: torch.dtype) -> None:
     """Raise ValueError if the dtype does not have the reduction of a Partial placement."""
     if MEAN in marks and not (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(
-            f"a Partial mean of {dtype} need not be an integer; use Partial('sum'), or "
-            "floating point"
+            f"a Partial mean of {dtype} may not be an integer; use Partial('sum'), or a "
+            "floating-point dtype"
         )
     if dtype.is_complex and {"max", "min"} & {*marks}:
-        raise ValueError(f"a Partial maximum or minimum of {dtype}, which has no order")
+        raise ValueError(
+            f"a Partial maximum or minimum of {dtype} is not defined, because complex numbers have "
+            "no order"
+        )
 
 
 def _from_names(spec: P, shape: Sequence[int], axes: MeshAxes) -> MeshPlacements:
@@ -548,8 +552,9 @@ def _check_strided(
     is_strided = any(isinstance(m, tuple) for m in marks)
     if is_strided and not is_expressible(marks, shape, axes):
         raise ValueError(
-            f"{placements} has a strided shard that no order of axes, nor equal blocks, of a "
-            f"dim of {tuple(shape)} give; redistribute it to Shard"
+            f"{placements} has a strided shard that shardfn cannot express for shape "
+            f"{tuple(shape)}, neither by an order of axes nor by equal blocks; redistribute it "
+            "to Shard"
         )
 
 
@@ -606,7 +611,9 @@ def check_axes(spec: P) -> None:
             used[name] = dim
     for name in spec.stages:
         if name in used:
-            raise ValueError(f"{spec} uses axis {name!r} twice, for dim {used[name]} and a stage")
+            raise ValueError(
+                f"{spec} uses axis {name!r} twice, for dim {used[name]} and for a pipeline stage"
+            )
 
 
 def check_order(spec: P, known: tuple[str, ...]) -> None:
@@ -618,17 +625,19 @@ def check_order(spec: P, known: tuple[str, ...]) -> None:
     for dim, parts in enumerate(rows_of(spec)):
         if any(blocks_of(part)[1] < 0 for part in parts):
             raise ValueError(
-                f"{spec} shards dim {dim} as a zigzag, and each rank of a shard_map has one "
-                "chunk; write the axis alone, or constrain it so outside of the shard_map"
+                f"{spec} shards dim {dim} as a zigzag, but in shard_map each rank has one "
+                "chunk; write the axis alone, or use the zigzag outside of shard_map"
             )
         if any(blocks_of(part)[1] > 1 for part in parts):
             raise ValueError(
-                f"{spec} views dim {dim} as blocks; constrain it so outside of the shard_map"
+                f"{spec} views dim {dim} as blocks, which shard_map does not support; use this "
+                "placement outside of shard_map"
             )
     for dim, names in enumerate(names_of(spec)):
         if names != tuple(sorted(names, key=known.index)):
             raise ValueError(
-                f"{spec} shards dim {dim} over {names}; axes on one dim go in mesh order {known}"
+                f"{spec} shards dim {dim} over {names}; the axes of one dim must be in mesh "
+                f"order {known}"
             )
 
 
@@ -656,7 +665,7 @@ def check_numbers(stage: Stage, where: str = "") -> None:
     """
     for word, number in (("stage", stage.coordinate), ("chunk", stage.chunk)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ValueError(f"{stage}{where}: {word} is not an int from 0")
+            raise ValueError(f"{stage}{where}: {word} must be an int of 0 or more")
 
 
 def _stage_mark(stage: Any, n: int, axis: str) -> str:
@@ -692,8 +701,8 @@ def _mark(placement: Placement, shape: Sequence[int], n: int, axis: str) -> Axis
     if type(placement) is Partial and placement.reduce_op in REDUCTIONS:
         return placement.reduce_op
     raise ValueError(
-        f"{placement} is not a placement that shardfn knows: Shard, Replicate, Stage, Zigzag, "
-        "Partial of sum, avg, max or min"
+        f"{placement} is not a placement that shardfn supports: Shard, Replicate, Stage, "
+        "Zigzag, Partial of sum, avg, max or min"
     )
 
 
@@ -713,7 +722,7 @@ def _placement(mark: AxisPlacement) -> Placement:
         return Zigzag(mark[0])
     if isinstance(mark, tuple) and len(mark) == 3 and mark[1] == 1 and mark[2] > 0:
         return _compat.strided_shard(mark[0], mark[2])
-    assert isinstance(mark, int), f"an inner layout {mark} cannot leave the program"
+    assert isinstance(mark, int), f"the internal placement {mark} cannot leave the program"
     return Shard(mark)
 
 

@@ -17,7 +17,7 @@ from .errors import ShardError, is_inside, is_ours, user_frame
 
 FULL = "SHARDFN_TRACEBACK"  # set to "full", it keeps all frames
 RUN = "shardfn: raised while"  # begins the note on an error of a program that runs
-FAULT = "shardfn: a fault of shardfn's own, not of your function: please report it"
+FAULT = "shardfn: this is a bug in shardfn, not in your function: please report it"
 MANY = 3  # frames, from which on a traceback has carets only under parts of long lines
 LINES = 12  # of a traceback, to which the frames of a deep function are shortened
 # classes of errors that ops of torch do not raise
@@ -87,7 +87,7 @@ def note_users(error: BaseException, name: str) -> None:
         for each in _without_our_frames(error):
             count += _shorten(each, lines)
             lines = 0  # for the errors that led to this one
-    rest = f", {count} of its frames left out" if count else ""
+    rest = f", {count} of its frames are hidden" if count else ""
     error.add_note(f"shardfn: raised inside {name}{rest}; {FULL}=full shows all frames")
 
 

@@ -98,8 +98,11 @@ def _world_of_new_group(group: Any) -> tuple[World, int]:
 
 def _error_of_fork(world: World) -> ShardError:
     """Build the error for a process that was forked from a rank."""
-    fix = "multiprocessing's spawn, or plain tensors in the forked process"
-    got = f"it was forked from rank {world.rank} of {world.size}, whose connections are not its own"
+    fix = "use multiprocessing's spawn, or only plain tensors in the forked process"
+    got = (
+        f"the process was forked from rank {world.rank} of {world.size}, and cannot use that "
+        "rank's connections"
+    )
     return ShardError.of(
         "this process", got, needed="a process with connections of its own", fix=fix
     )
@@ -218,7 +221,7 @@ class fake_world(contextlib.ContextDecorator):
         with _door:
             if _entered.by is not self:
                 fix = f"`with fake_world({self.world.size}):` around the code that needs it"
-                got = "it is left, and it was not entered or has been left already"
+                got = "the world is left, but was not entered or was already left"
                 raise ShardError.of("fake_world", got, fix=fix)
             _leave_fake_world()
 
@@ -254,9 +257,9 @@ def _warn_of_launcher(world: World) -> None:
         return
     _entered.has_warned = True
     text = (
-        f"fake_world({world.size}) in a job of {os.environ['WORLD_SIZE']} processes: each runs all "
-        f"{world.size} ranks by itself; fake_world({world.size}, unless_launched=True) leaves "
-        "itself out, for real ranks"
+        f"fake_world({world.size}) in a job of {os.environ['WORLD_SIZE']} processes: each "
+        f"process simulates all {world.size} ranks; fake_world({world.size}, "
+        "unless_launched=True) does nothing under torchrun, so that ranks are real"
     )
     warnings.warn(text, stacklevel=3)
 
@@ -278,13 +281,13 @@ def _refuse_stop(size: int) -> None:
     """
     by = _entered.by
     if by is None:
-        got = "it is stopped, and it was not started or has been stopped already"
-        fix = "world = sf.fake_world(n), world.start(), and later world.stop()"
+        got = "the world is stopped, but was not started or was already stopped"
+        fix = "world = sf.fake_world(n); world.start(); and later world.stop()"
     elif not _entered.is_open:
-        got = "it is stopped, and a `with` has entered it"
-        fix = "the end of the `with`, which leaves it"
+        got = "the world is stopped, but a `with` has entered it"
+        fix = "end the `with` block, which leaves the world"
     elif by.world.size != size:
-        got = f"one of {size} ranks is stopped, and one of {by.world.size} was started"
+        got = f"a world of {size} ranks is stopped, but a world of {by.world.size} was started"
         fix = f"sf.fake_world({by.world.size}).stop()"
     else:
         return
@@ -294,17 +297,20 @@ def _refuse_stop(size: int) -> None:
 def _error_of_second_world() -> ShardError:
     """Build the error for a world inside another, entered by the same thread or by another one."""
     got = f"a world of {dist.get_world_size()} ranks exists already"
-    fix = "drop fake_world: this process has real ranks"
+    fix = "remove fake_world, since this process has real ranks"
     if is_alone():
         got = "the process group of a single rank exists already"
-        fix = "fake_world before the first mesh, or torch.distributed.destroy_process_group()"
+        fix = (
+            "enter fake_world before the first mesh, or call "
+            "torch.distributed.destroy_process_group()"
+        )
     if _entered.world is not None:
         size = _entered.world.size
         fix = "leave the other fake_world first: "
         fix += f"sf.fake_world({size}).stop()" if _entered.is_open else "the end of its `with`"
         if _entered.thread != threading.current_thread().name:
             got = f"{got}, entered in thread {_entered.thread}"
-            fix = "one fake_world around all threads: they share the process group"
+            fix = "use one fake_world around all threads, which share the process group"
     return ShardError.of("fake_world", got, fix=fix)
 
 
@@ -403,15 +409,18 @@ def compare(
     for key in keys:
         if not _compat.has_come(store, key, max(deadline - time.monotonic(), 0.001)):
             absent = [r for r in range(size) if not store.check([keys[r]])]
-            got = f"rank {rank} waited {seconds:g} s for the others"
-            fix = "the same calls of make_mesh on all ranks; the first error of theirs"
+            got = f"rank {rank} waited {seconds:g} s for the other ranks"
+            fix = (
+                "make the same calls of make_mesh on all ranks; read the first error of the other "
+                "ranks"
+            )
             raise RendezvousError.of(where, got, f"missing: {listed(absent)}", fix=fix)
     texts = [store.get(key).decode() for key in keys]
     other = next((r for r, text in enumerate(texts) if text != texts[0]), None)
     if other is None:
         return
     lines = f"rank 0: {texts[0]}", f"rank {other}: {texts[other]}"
-    fix = "the same arguments on every rank"
+    fix = "pass the same arguments on every rank"
     raise DivergenceError.of(where, "ranks differ", *lines, fix=fix)
 
 

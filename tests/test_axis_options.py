@@ -95,8 +95,8 @@ CANNOT = {
         Case("short", queries=8, keys=6, causal=True),
         "ring",
         "8 queries of 3 heads, 6 keys of 3, causal",
-        "as many queries as keys if it is causal, no dropout, and a mask only where the kernel "
-        "allows it",
+        "attention with as many queries as keys if causal, without dropout, and with a mask "
+        "only if the kernel accepts one",
         "gather",
     ),
 }

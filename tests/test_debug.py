@@ -38,7 +38,7 @@ def test_print_of_constants_happens_at_capture_and_says_so(capsys: Any) -> None:
 
     g = sf.jit(f, backend="aten")
     g(X), g(X)
-    note = "(when jit(f) is captured: no tensor is in it)"
+    note = "(printed when jit(f) is captured, because no tensor is printed)"
     assert capsys.readouterr().out == f"layer 0 {note}\nlayer 1 {note}\n"
 
 
@@ -81,7 +81,7 @@ def test_loggers_and_warnings_show_values(monkeypatch: Any) -> None:
     with pytest.warns(RuntimeWarning, match=r"sum 3\.0") as caught:
         run(f, X)
     assert caught[0].filename == __file__
-    note = "once (when jit(f) is captured: no tensor is in it)"
+    note = "once (printed when jit(f) is captured, because no tensor is printed)"
     assert messages.texts == [note, "mean tensor(1.)", "root tensor(3.)"]
 
 
@@ -174,7 +174,7 @@ WRONG = {
     "fn: it is a tensor": lambda x: sf.debug.callback(x),
     "ranks: it is 'some'": lambda x: sf.debug.print("{}", x, ranks="some"),
     "closes over y, which the captured function creates": made_inside,
-    "prints to a file": lambda x: print(x, file=logging),
+    "print is called with file=": lambda x: print(x, file=logging),
     "a number that is computed from a tensor's value": lambda x: print(x.sum().item() / 3),
 }
 

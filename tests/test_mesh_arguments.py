@@ -36,7 +36,7 @@ def test_shapes_and_names_are_sequences() -> None:
     checks.check_tuples((2, 3), ["a", "b"])
     for shape, names in ((2, ("a",)), ((2,), "a"), (torch.ones(1), None)):
         text = refused(checks.check_tuples, shape, names)
-        assert "a tuple of sizes and one of names" in text
+        assert "a tuple of sizes and a tuple of axis names" in text
 
 
 SHAPES: dict[str, tuple[Any, Any]] = {
@@ -67,5 +67,5 @@ def test_a_device_that_the_machine_does_not_have() -> None:
     for device_type in ("mps", "xpu", "privateuseone"):
         if not torch.accelerator.is_available():
             text = refused(checks.refuse_absent, device_type)
-            assert f"torch sees no device of type {device_type!r}" in text
+            assert f"torch finds no device of type {device_type!r}" in text
             assert "device_type='cpu'" in text

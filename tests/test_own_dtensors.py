@@ -82,8 +82,9 @@ def test_other_ops_are_refused(name: str, numerics: bool) -> None:
             REFUSED[name](x)
         placed = "[Stage(0)]" if name == "aten.mul.Tensor" else "[Stage(1)]"
         assert str(error.value) == (
-            f"{name} of a DTensor: it is placed {placed}, and torch's DTensor knows no sf.Stage\n"
-            "  try: the op inside of a function: sf.shard(f, mesh)(x)"
+            f"{name} of a DTensor: the DTensor is placed {placed}, but torch's DTensor ops do "
+            "not support sf.Stage\n  try: run the op inside a sharded function: sf.shard(f, "
+            "mesh)(x)"
         )
 
 
@@ -97,7 +98,7 @@ def test_terms_of_a_sum_are_refused_by_ops_on_each_element() -> None:
 
 @pytest.mark.parametrize("numerics", [True, False])
 def test_torchs_redistribution_from_and_to_a_stage_is_refused(numerics: bool) -> None:
-    fix = "  try: sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes it"
+    fix = "  try: sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes x"
     with sf.fake_world(2, numerics=numerics):
         mesh = sf.make_mesh((2,), ("pp",))
         x = sf.distribute(X, mesh, P(pp=1))
@@ -105,20 +106,24 @@ def test_torchs_redistribution_from_and_to_a_stage_is_refused(numerics: bool) ->
             with pytest.raises(sf.PlacementError) as error:
                 x.redistribute(placements=[there])
             assert str(error.value) == (
-                "redistribute of a DTensor: it is placed [Stage(1)], and torch's DTensor knows no "
-                f"sf.Stage\n{fix}"
+                "redistribute of a DTensor: the DTensor is placed [Stage(1)], but torch's "
+                f"DTensor ops do not support sf.Stage\n{fix}"
             )
         for here in (Replicate(), Shard(0), sf.Partial()):
             with pytest.raises(sf.PlacementError) as error:
                 sf.from_local(X, mesh, [here]).redistribute(placements=[sf.Stage(1)])
             assert str(error.value) == (
-                "redistribute of a DTensor: to Stage(1): torch's DTensor knows no sf.Stage\n" + fix
+                (
+                    "redistribute of a DTensor: cannot redistribute to Stage(1): torch's DTensor "
+                    "does not support sf.Stage\n"
+                )
+                + fix
             )
         with pytest.raises(sf.PlacementError) as error:
             x.full_tensor()
         assert str(error.value) == (
-            "full_tensor of a DTensor: it is placed [Stage(1)], and torch's DTensor knows no "
-            "sf.Stage\n  try: sf.full(x)"
+            "full_tensor of a DTensor: the DTensor is placed [Stage(1)], but torch's DTensor "
+            "ops do not support sf.Stage\n  try: sf.full(x)"
         )
 
 
@@ -141,7 +146,9 @@ def test_other_ops_on_a_zigzag_are_refused(numerics: bool) -> None:
             torch.Tensor.t,
             lambda x: x + x.redistribute(placements=[Shard(0)]),
         ):
-            with pytest.raises(sf.PlacementError, match=r"torch's DTensor knows no sf\.Zigzag"):
+            with pytest.raises(
+                sf.PlacementError, match=r"torch's DTensor does not support sf\.Zigzag"
+            ):
                 call(x)
         for call in (lambda x: x.redistribute(placements=[Replicate()]), lambda x: x.full_tensor()):
             with pytest.raises(sf.PlacementError, match=r"is placed \[Zigzag\(0\)\], and torch's"):

@@ -149,8 +149,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a zigzag over no axis": (
         P(zigzag(3)),
         (
-            "P(zigzag(3)) names zigzag(3) for dim 0, which is not an axis name; write 'axis', a "
-            "tuple of names, or None"
+            "P(zigzag(3)) names zigzag(3) for dim 0, which is not an axis name; write "
+            "'axis', a tuple of names, or None"
         ),
     ),
     "a stage that is not there": (
@@ -167,21 +167,21 @@ REFUSED: dict[str, tuple[Any, str]] = {
             "sf.Stage(0, chunk=1)"
         ),
     ),
-    "a stage below 0": (P(tp=-1), "Stage(-1) on axis 'tp': stage is not an int from 0"),
+    "a stage below 0": (P(tp=-1), "Stage(-1) on axis 'tp': stage must be an int of 0 or more"),
     "a chunk below 0": (
         P(tp=Stage(0, chunk=-1)),
-        "Stage(0, chunk=-1) on axis 'tp': chunk is not an int from 0",
+        "Stage(0, chunk=-1) on axis 'tp': chunk must be an int of 0 or more",
     ),
     "a stage of no int": (
         [Stage("0"), Replicate()],
-        "Stage('0') on axis 'dp': stage is not an int from 0",
+        "Stage('0') on axis 'dp': stage must be an int of 0 or more",
     ),
     "a stage that is True": (P(tp=True), "tp=True is not a stage; write tp=0 or an sf.Stage"),
     "a stage by its name": (P(tp="first"), "tp='first' is not a stage; write tp=0 or an sf.Stage"),
     "a stage of an unknown axis": (P(pp=0), "P(pp=0) names axis 'pp'; the mesh has (dp=2, tp=3)"),
     "an axis for a dim and a stage": (
         P(None, "tp", tp=1),
-        "P(None, 'tp', tp=1) uses axis 'tp' twice, for dim 1 and a stage",
+        "P(None, 'tp', tp=1) uses axis 'tp' twice, for dim 1 and for a pipeline stage",
     ),
     "a stage alone": ([Stage(1)], "1 placements [Stage(1)] for a mesh of 2 axes (dp=2, tp=3)"),
     "a stage too many": (
@@ -191,8 +191,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "reductions of two kinds": (
         [Partial("max"), Partial("avg")],
         (
-            "Partial(max) on dp, Partial(avg) on tp is Partial in 2 ways, whose order would "
-            "matter; reduce one first"
+            "Partial(max) on dp, Partial(avg) on tp combines 2 kinds of Partial, whose order "
+            "of reduction would matter; reduce one of them first"
         ),
     ),
 }
@@ -268,7 +268,9 @@ def test_marks_become_the_placements_that_dtensor_has() -> None:
         Shard(2),
         *map(Partial, ("sum", "avg", "max", "min")),
     )
-    with pytest.raises(AssertionError, match=r"an inner layout \(0, 3\) cannot leave the program"):
+    with pytest.raises(
+        AssertionError, match=r"the internal placement \(0, 3\) cannot leave the program"
+    ):
         torch_placements(((0, 3),))
 
 

@@ -104,7 +104,8 @@ def test_entries_that_give_no_placement_stand_under_the_table(plan: str) -> None
     styles = {"mlp": "moe_tp_experts", plan: "rowwise", "gate": "colwise"}
     text = str(sf.placements(PARAMS, styles, axis="tp"))
     assert text.endswith(
-        "of activations, placed by propagation: 'mlp'\nnames no parameter here: 'gate'"
+        "styles of activations only, which propagation places: 'mlp'\nnames no parameter "
+        "here: 'gate'"
     )
 
 

@@ -111,7 +111,7 @@ def test_torch_trace_has_an_artefact_of_each_stage(logged: tuple[str, str]) -> N
     assert "all_reduce[sum, dp]" in texts["shardfn_local_program"][0]
     assert f"buckets of {NAME} on mesh (dp=4): 1" in texts["shardfn_bucket_plan"][0]
     assert "1 all_reduce over dp" in texts["shardfn_explain"][0]
-    assert "alive at the peak" in texts["shardfn_memory"][0]
+    assert "values in memory at the peak" in texts["shardfn_memory"][0]
 
 
 @pytest.fixture

@@ -77,7 +77,9 @@ def test_a_group_of_one_rank_says_how_to_leave_it() -> None:
     finally:
         dist.destroy_process_group()
     assert "the process group of a single rank exists already" in str(error.value)
-    assert "before the first mesh, or torch.distributed.destroy_process_group()" in str(error.value)
+    assert "before the first mesh, or call torch.distributed.destroy_process_group()" in str(
+        error.value
+    )
     with sf.fake_world(4):
         assert current_world().size == 4
 
@@ -149,7 +151,7 @@ def test_a_world_may_leave_itself_out_of_a_job(
 def test_a_mesh_does_not_outlive_its_world() -> None:
     with sf.fake_world(8):
         double = sf.shard(lambda x: x * 2, sf.make_mesh((8,), ("dp",)), backend="aten")
-    with pytest.raises(sf.PlacementError, match="a mesh of 8 ranks in a world of 1"):
+    with pytest.raises(sf.PlacementError, match="the mesh has 8 ranks, but the world has 1"):
         double(torch.ones(3))
 
 
@@ -193,8 +195,8 @@ def test_a_world_without_numerics_has_shapes_and_refuses_to_read() -> None:
         assert "UnreadTensor(shape=(2,)" in repr(out)
         assert (out + 1).to_local().shape == (2,)
         text = (
-            "a value is read in a world without values (numerics=False)\n"
-            "  try: fake_world(n, numerics=True) computes true values"
+            "the code reads a value, but the world has no values (numerics=False)\n  try: "
+            "fake_world(n, numerics=True) computes true values"
         )
         for read in (
             sf.full,
@@ -288,7 +290,7 @@ class TestOpenForm:
         assert current_world().size == 1
 
     def test_what_start_has_not_entered_is_not_stopped(self) -> None:
-        with pytest.raises(sf.ShardError, match="was not started or has been stopped"):
+        with pytest.raises(sf.ShardError, match="was not started or was already stopped"):
             sf.fake_world(8).stop()
         world = sf.fake_world(2)
         with world:
@@ -309,7 +311,7 @@ def test_a_comparison_names_who_does_not_come_and_what_differs() -> None:
     store = _compat.own_store()
     with pytest.raises(sf.RendezvousError) as late:
         compare("f", store, "a", (0, 3), "x", 0.05)
-    assert "f: rank 0 waited 0.05 s for the others\n  missing: ranks 1, 2" in str(late.value)
+    assert "f: rank 0 waited 0.05 s for the other ranks\n  missing: ranks 1, 2" in str(late.value)
     for rank, text in enumerate("xxy"):
         store.set(f"a/{rank}", text)
     with pytest.raises(sf.DivergenceError) as other:
@@ -327,5 +329,5 @@ def test_equal_texts_pass_and_each_comparison_has_its_keys() -> None:
     compare("f", store, "a", (0, 2), "x", 0.05)
     assert store.get("a/0") == b"x"
     store.set("b/1", "y")
-    with pytest.raises(sf.DivergenceError, match="the same arguments on every rank"):
+    with pytest.raises(sf.DivergenceError, match="pass the same arguments on every rank"):
         compare("f", store, "b", (0, 2), "x", 0.05)

@@ -52,7 +52,7 @@ def _header_folder() -> str | None:
     try:
         return header_folder()
     except FAILURES as error:
-        log.info("the compiler is not prepared: %s", error)
+        log.info("C++ header was not precompiled: %s", error)
         return None
 
 
@@ -62,7 +62,7 @@ def _prepare(folder: str | None) -> None:
         if folder is not None:
             _compile_header(folder)
     except FAILURES as error:  # the compilation that needs it says so
-        log.info("the compiler is not prepared: %s", error)
+        log.info("C++ header was not precompiled: %s", error)
     load_native()
 
 

@@ -62,9 +62,9 @@ def refuse_other_order(name: str, graph: torch.fx.Graph, code: str) -> None:
             f"collective {first} is {_kind_at(got, first)} in the code, "
             f"{_kind_at(wanted, first)} in the schedule"
         )
-        fix = 'backend="aten", which runs the schedule as it is'
+        fix = 'backend="aten", which keeps the order of the schedule'
         raise DivergenceError.of(
-            name, "the compiler changed the order of collectives", difference, fix=fix
+            name, "Inductor changed the order of the program's collectives", difference, fix=fix
         )
 
 

@@ -49,7 +49,7 @@ def _load() -> None:
     """Load the library, and log a failure: the body of the thread."""
     try:
         if not _load_or_compile():
-            log.info("the C++ functions of a call do not fit this torch")
+            log.info("the C++ functions of the call path do not work with this torch")
     except FAILURES as error:
         log.info("calls use Python's functions alone: %s", error)
 

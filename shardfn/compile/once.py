@@ -55,7 +55,7 @@ def key_of(
         program = [text_of(graph), devices_of(graph.nodes)]
         text = json.dumps([*program, list(donated), list(checked), donation_pairs])
     except Unwritable as reason:
-        log.info("the compilation is not shared: the program has %s", reason)
+        log.info("ranks do not share the compilation, because the program has %s", reason)
         return None
     if _compat.has_own_passes():
         return None
@@ -110,4 +110,4 @@ def _store(folder: Folder, key: str, runner: Any) -> None:
     try:
         folder.write(key, contents.to_bytes(code))
     except ValueError as reason:
-        log.info("the compilation is not stored: %s", reason)
+        log.info("the compilation is not cached on disk: %s", reason)

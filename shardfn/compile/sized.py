@@ -124,7 +124,7 @@ def _try_compile_symbolic(
     try:
         return _compile_symbolic(graph, skeleton, formulas, donated)
     except Exception as error:  # the graph is compiled for its own sizes instead
-        log.info("not compiled with symbols for sizes: %s", error)
+        log.info("the program is not compiled for symbolic sizes: %s", error)
         return None
 
 

@@ -52,7 +52,7 @@ def _held(x: DTensor) -> list[tuple[int, Block]]:
     strange = [p for p in x.placements if type(p) not in KNOWN and not _compat.split_factor(p)]
     if strange or has_gaps(x):
         got = f"a {(strange or x.placements)[0]}"
-        fix = "x.redistribute(placements=...) before it is saved"
+        fix = "call x.redistribute(placements=...) before saving x"
         needed = "Shard and Replicate"
         raise ShardError.of("a checkpoint", got, needed=needed, fix=fix)
     everyone = _coordinates(x).items()

@@ -23,8 +23,8 @@ from ..errors import FakeValueError, ShardError, call_site
 Row = Sequence[torch.Tensor]  # the tensors of one rank
 Values = list[list[torch.Tensor]]  # of each rank of a group
 FIX = (
-    "sf.jit(fn) of a function with the collective; or pass tensors of DTensor.to_local, which "
-    "have a value for each rank"
+    "call the collective in a function under sf.jit; or pass the result of DTensor.to_local, "
+    "which has a value for each rank"
 )
 REDUCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "SUM": operator.add,
@@ -57,7 +57,7 @@ class Call(NamedTuple):
         if kind not in REDUCTIONS:
             names = ", ".join(REDUCTIONS)
             needed = f"one of {names}"
-            fix = "another op, and a product or quotient before or after it"
+            fix = "use another reduction, with a product or quotient before or after it"
             got = f"op is {op}"
             raise ShardError.of(self.what, got, needed=needed, fix=fix)
         total = functools.reduce(REDUCTIONS[kind], tensors)
@@ -183,8 +183,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     what = f"torch.distributed, c10d.{name}"
     row = COLLECTIVES.get(name)
     if row is None:
-        got = "a message between two ranks, which one process cannot send to itself"
-        fix = "collectives that all ranks call, or real processes under torchrun"
+        got = "the call sends a message between two ranks, which one process cannot send to itself"
+        fix = "use collectives that all ranks call, or real processes under torchrun"
         raise ShardError.of(what, got, fix=fix, source=call_site())
     outputs = _flat(given[row.outputs])
     inputs = _flat(given[row.inputs])
@@ -207,8 +207,8 @@ def functional(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     what = f"_c10d_functional.{name}"
     row = FUNCTIONAL.get(name.removesuffix("_"))
     if row is None:
-        fix = "the collective of one tensor; or sf.jit(fn) of a function with it"
-        raise ShardError.of(what, "it is called on a simulated tensor", fix=fix)
+        fix = "call the collective of a single tensor; or call this one in a function under sf.jit"
+        raise ShardError.of(what, "the collective is called on a simulated tensor", fix=fix)
     given = eager.bound(op, (x, *args), kwargs)
     with torch.no_grad():
         values = _of_all(what, row, given["group_name"], given, [x])
@@ -239,7 +239,7 @@ def _of_all(
     try:
         groups = eager.groups_like(group)
     except AssertionError:
-        got = "a group whose ranks are not in ascending order"
+        got = "the ranks of the group are not in ascending order"
         fix = "a mesh whose ranks ascend"
         raise ShardError.of(what, got, fix=fix) from None
     found: dict[int, list[torch.Tensor]] = {}
@@ -261,7 +261,7 @@ def _own(what: str, x: torch.Tensor, rank: int) -> torch.Tensor:
         return x
     count = dist.get_world_size()
     if len(shards) != count:
-        got = f"a tensor of {len(shards)} ranks, in a world of {count}"
+        got = f"the tensor belongs to {len(shards)} ranks, but the world has {count}"
         fix = "redistribute or full_tensor of the DTensor"
         raise ShardError.of(what, got, fix=fix, source=call_site())
     return x.of_rank(rank)  # type: ignore[attr-defined]
@@ -285,7 +285,7 @@ def _write(what: str, x: torch.Tensor, values: dict[int, torch.Tensor]) -> None:
         return
     first = every[0]
     if not all(_is_same(first, new) for new in every):
-        got = "its result differs between ranks, and is written to a plain tensor"
+        got = "the result differs between ranks, but is written to a plain tensor"
         needed = "a plain tensor is the same on all ranks of a simulated world"
         source = call_site()
         raise ShardError.of(what, got, needed=needed, fix=FIX, source=source)
@@ -303,7 +303,7 @@ def refused(op: Any, *args: Any, **kwargs: Any) -> Any:
     name = str(op).split(".")[1].strip("_")
     raise FakeValueError.of(
         f"torch.distributed, {name}",
-        "a collective needs values, and a world with numerics=False has no values",
+        "the collective needs values, but a world with numerics=False has no values",
         fix=fix,
         source=call_site(),
     )
@@ -312,8 +312,8 @@ def refused(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _refuse_absent_list(what: str, name: str, inputs: Row) -> None:
     """Refuse a list that only another rank than the shown one gives."""
     if name == "scatter_" and not inputs:
-        got = "the list of another rank than the one that this world shows"
-        fix = "the list on all ranks, or fake_world(n, rank=src)"
+        got = "the list is given on another rank than the one that this world shows"
+        fix = "pass the list on all ranks, or use fake_world(n, rank=src)"
         raise ShardError.of(what, got, fix=fix, source=call_site())
 
 

@@ -118,8 +118,8 @@ class AllRanks:
         except RuntimeError as error:
             if dist.is_initialized() or NO_GROUP not in str(error):
                 raise
-            got = "this op communicates, and the world of the DTensor has ended"
-            fix = "sf.full(x), which reads it; in another world "
+            got = "the op communicates, but the world of the DTensor has ended"
+            fix = "sf.full(x) reads the DTensor; in another world use "
             fix += "sf.distribute(sf.full(x), mesh, placements)"
             raise ShardError.of("a DTensor", got, fix=fix) from error
 
@@ -268,12 +268,12 @@ def _number(x: DTensor) -> Any:
     numbers = [shard.item() for shard in local.shards]
     if len({str(number) for number in numbers}) == 1:  # as text, in which nan equals nan
         return numbers[0]
-    got = f"ranks hold different values: {numbers[:8]}, placed as {list(x.placements)}"
+    got = f"ranks hold different values {numbers[:8]} of a DTensor placed {list(x.placements)}"
     raise DivergenceError.of(
         "float(x), x.item() or bool(x) of a DTensor",
         got,
-        needed="the same number on all ranks: each real rank would return its own",
-        fix="x.full_tensor().item(), the same on all ranks of both worlds",
+        needed="the same number on all ranks, since each real rank would return its own number",
+        fix="x.full_tensor().item(), which is the same on all ranks",
     )
 
 
@@ -283,14 +283,14 @@ def _first(tree: Any) -> SimulatedDTensor:
 
 def _refuse_views_in_place(func: Any) -> None:
     if torch.Tag.inplace_view in func.tags:
-        fix = "the op without the underscore"
-        raise ShardError.of(str(func), "it changes the shape of a DTensor in place", fix=fix)
+        fix = "use the op without the underscore, which returns a new DTensor"
+        raise ShardError.of(str(func), "the op changes the shape of a DTensor in place", fix=fix)
 
 
 def _refuse_larger(mesh: Any) -> None:
     """Refuse a mesh of another world, where that can be seen: torch's caches mix equal meshes."""
     here = dist.get_world_size() if dist.is_initialized() else mesh.size()
     if mesh.size() > here:
-        got = f"a mesh of {mesh.size()} ranks in a world of {here}"
-        fix = "make the mesh inside the world that uses it"
+        got = f"the DTensor's mesh has {mesh.size()} ranks, but the world has {here}"
+        fix = "make the mesh inside the world that uses the mesh"
         raise ShardError.of("a DTensor", got, fix=fix)

@@ -46,7 +46,7 @@ def unsharded(group: Any) -> None:
         ShardError: the user has FSDP change gradients.
     """
     if fsdp_hooks.has_hook(group):
-        fix = "real ranks; or gradients that are changed after backward()"
+        fix = "use real ranks; or change the gradients after backward()"
         raise ShardError.of(
             "fully_shard", "set_all_reduce_hook is not supported in a simulated world", fix=fix
         )

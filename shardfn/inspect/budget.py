@@ -76,7 +76,7 @@ class Explanation:
         head = f"{self.name} on mesh {self.mesh}: {count} {noun}, {total} a rank"
         lines = [head, *_table(self.collectives), *_totals(self.collectives)]
         if self.elided:
-            lines.append(f"  {self.elided} over axes of one rank were removed")
+            lines.append(f"  {self.elided} collectives over axes of one rank were removed")
         return "\n".join([*lines, *([self.buckets] if self.buckets else [])])
 
     __repr__ = __str__
@@ -166,7 +166,7 @@ def over_budget(
         total, most = human_bytes(program.nbytes), human_bytes(most_bytes)
         largest = sorted(program.collectives, key=lambda c: -c.nbytes)[:LARGEST]
         places = _places(largest, is_mixed=True)
-        differences.append(f"{total} a rank, and at most {most} in the budget{places}")
+        differences.append(f"a rank sends {total}, but the budget allows {most}{places}")
     implicit = program.implicit
     if most_implicit is not None and len(implicit) > most_implicit:
         noun = "implicit collectives, and at most"

@@ -67,15 +67,22 @@ class Certificate:
 
     def __str__(self) -> str:
         claims = (
-            (self.same_nodes, f"the same {self.nodes} nodes before and after"),
+            (
+                self.same_nodes,
+                f"the program has the same {self.nodes} nodes before and after scheduling",
+            ),
             (
                 self.same_order,
                 (
-                    f"collectives start in one order on all ranks ({self.kinds} kinds of "
-                    "local program)"
+                    f"collectives start in the same order on all ranks ({self.kinds} different "
+                    "local programs)"
                 ),
             ),
-            (self.waits_hold, "each wait stands after its start and before the first use"),
+            (
+                self.waits_hold,
+                "each wait comes after its collective's start and before the first use of the "
+                "result",
+            ),
         )
         lines = [
             f"schedule of {self.name}",
@@ -84,8 +91,8 @@ class Certificate:
         change = human_bytes(abs(self.peak_after - self.peak_before))
         sign = "more" if self.peak_after >= self.peak_before else "less"
         lines.append(
-            f"  peak of values alive: {human_bytes(self.peak_after)}, {change} {sign} "
-            "than in the order as written"
+            f"  peak memory of live values: {human_bytes(self.peak_after)}, {change} {sign} "
+            "than in the written order"
         )
         lines.append(
             f"  on {self.hardware.name}: {_timeline_text(self.after)}; as written: "

@@ -123,7 +123,7 @@ def scipy() -> Finding:
     """Check that scipy, which solves the integer program of placements, is installed."""
     return package(
         "scipy",
-        "chooses the placements of a program at once",
+        "chooses the placements of a whole program at once",
         "pip install 'scipy>=1.11'",
         needed=True,
     )
@@ -132,21 +132,23 @@ def scipy() -> Finding:
 def rich() -> Finding:
     """Check that rich, which draws the tables of the demonstration, is installed."""
     return package(
-        "rich", "draws the tables of the demonstration; without it they are plain text", VIZ
+        "rich", "draws the tables of the demo; without rich the tables are plain text", VIZ
     )
 
 
 def matplotlib() -> Finding:
     """Check that matplotlib, which draws the pictures, is installed."""
-    return package("matplotlib", "draws the pictures; without it there are none", VIZ)
+    return package(
+        "matplotlib", "draws shardfn's pictures; without matplotlib shardfn draws none", VIZ
+    )
 
 
 def compiler() -> Finding:
     """Check that Inductor can compile for the CPU, with $CXX or the platform's usual compiler."""
     command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     fix = (
-        "install g++ and Python's headers (such as: apt install g++ python3-dev), or name a "
-        "compiler in CXX"
+        "install g++ and Python's headers (for example, apt install g++ python3-dev), or set "
+        "CXX to a compiler"
     )
     lost = 'backend="inductor" cannot compile for the CPU; backend="aten" works'
     if shutil.which(command) is None:
@@ -159,40 +161,42 @@ def compiler() -> Finding:
     return Finding(
         "C++ compiler",
         True,
-        f'{shutil.which(command)} builds: backend="inductor" compiles for the CPU.',
+        f'The C++ compiler {shutil.which(command)} works: backend="inductor" compiles for the CPU.',
     )
 
 
 def gloo() -> Finding:
     """Check that processes of this machine can communicate on CPUs."""
     if dist.is_available() and dist.is_gloo_available():
-        return Finding("Gloo", True, "Real processes on CPUs can talk: torchrun works.")
+        return Finding("Gloo", True, "Processes on CPUs can communicate: torchrun works.")
     return Finding("Gloo", False, "No real processes on CPUs; fake_world works.", DISTRIBUTED)
 
 
 def nccl() -> Finding:
     """Check that processes can communicate on GPUs."""
     if dist.is_available() and dist.is_nccl_available():
-        return Finding("NCCL", True, "GPUs of different processes can talk.")
-    sentence = "No real processes on GPUs; CPUs and fake_world are not touched by that."
+        return Finding("NCCL", True, "GPUs of different processes can communicate.")
+    sentence = "Processes on GPUs cannot communicate; CPUs and fake_world work without NCCL."
     return Finding("NCCL", False, sentence, "install a CUDA build of torch")
 
 
 def gpu() -> Finding:
     """Check that torch has a GPU, and Triton to compile for it."""
     if not torch.cuda.is_available():
-        return Finding("GPU", False, "No GPU that torch can use: everything runs on the CPU.")
+        return Finding(
+            "GPU", False, "torch finds no GPU that it can use: everything runs on the CPU."
+        )
     n = torch.cuda.device_count()
     gpus = f"{n} x {torch.cuda.get_device_name(0)}" if n > 1 else torch.cuda.get_device_name(0)
     if version("triton") is None:
-        lost = 'backend="inductor" cannot compile for it; backend="aten" works'
+        lost = 'backend="inductor" cannot compile for the GPU; backend="aten" works'
         return Finding("GPU", False, f"{gpus}, but no Triton: {lost}.", "pip install triton")
-    return Finding("GPU", True, f'{gpus}, with Triton: backend="inductor" compiles for it.')
+    return Finding("GPU", True, f'{gpus}, with Triton: backend="inductor" compiles for the GPU.')
 
 
 def stored_compilations() -> Finding:
     """Report the disk cache: its folder, its size and the number of compilations."""
-    name, off = "stored", f"Compilations are not stored: {CACHE_DIR} is empty."
+    name, off = "stored", f"Compilations are not cached on disk: {CACHE_DIR} is empty."
     if place() is None:
         return Finding(name, True, off)
     with warnings.catch_warnings(record=True) as problems:
@@ -200,7 +204,7 @@ def stored_compilations() -> Finding:
         folder = own_folder()
     if folder is None:
         warned = "; ".join(str(x.message) for x in problems) or f"{place()} is unusable"
-        fix = f"name a folder of your own in {CACHE_DIR}"
+        fix = f"set {CACHE_DIR} to a folder that belongs to you"
         return Finding(name, False, warned.removeprefix("shardfn: ") + ".", fix)
     rows = folder.entries()
     size = human_bytes(sum(size for _, size, _ in rows))
@@ -296,7 +300,7 @@ def package(name: str, purpose: str, fix: str, *, needed: bool = False) -> Findi
     """Check that a Python package is installed."""
     installed = version(name)
     if installed is None:
-        return Finding(name, False, f"Not installed: it {purpose}.", fix, needed)
+        return Finding(name, False, f"Not installed: {name} {purpose}.", fix, needed)
     return Finding(name, True, f"{name} {installed} {purpose.partition(';')[0]}.", needed=needed)
 
 

@@ -141,11 +141,14 @@ class _Search:
         kind = next(move.kind for move in step.moves if move.axis == axis)
         name = self.chosen.axes.names[axis]
         got = (
-            f"a rank sends {human_bytes(before)} of activations that no placement asks for, "
+            f"a rank sends {human_bytes(before)} of activations in implicit collectives, "
             f"{how_many} of them by {kind} over {name} for {op_name(step.node)}"
         )
         if better is None:
-            got += "; that takes longer than what it computes, and no other placement of one "
+            got += (
+                "; the communication takes longer than the computation, and no other placement of "
+                "one "
+            )
             return self.warning(got + "argument spares it", "in_placements=sf.auto", step.node)
         after = implicit_bytes(better.plan, self.graph)
         fix = f"{better}, with which it sends {human_bytes(after)}"
@@ -188,7 +191,7 @@ class _Search:
             most = f"most of them by {op_name(node)}"
             got = f"{share} are computed replicated by {everyone}, {most}"
             if better is None:
-                got += ", and no other placement of one argument shares them"
+                got += ", and no other placement of one argument makes it smaller"
             yield self.warning(got, str(better or "in_placements=sf.auto"), node)
 
     def is_replicated(self, step: plan.Apply, axis: int) -> bool:

@@ -17,8 +17,8 @@ from .transfers import Fallback, Transfer, communicating_moves, fallbacks, stric
 
 log = logging.getLogger("shardfn")
 FIX = (
-    "a placement that needs no transfer, which sf.report looks for; sf.constrain to accept a "
-    "transfer; or implicit_comm='allow'"
+    "use a placement that needs no transfer (sf.report suggests one); sf.constrain to accept "
+    "this transfer; or implicit_comm='allow' to accept all"
 )
 
 
@@ -77,7 +77,7 @@ def transfer_line(t: Transfer) -> str:
     sent = f"{t.kind} of {t.argument} over {t.axis} ({size}) for {t.op} at {place}"
     placed = f"{t.argument} is {t.value}"
     if t.native:
-        placed += f"; {_placements_text(t.native)}, it would need no transfer"
+        placed += f"; {_placements_text(t.native)}, {t.argument} would need no transfer"
     return f"{sent}: {placed}"
 
 

@@ -124,7 +124,7 @@ class Memory:
         for kind in KINDS:
             size = human_bytes(self.of(kind))
             lines.append(f"  {kind:<12} {size:>10}")
-        lines.append("alive at the peak, the largest first")
+        lines.append("values in memory at the peak, the largest first")
         shown = self.alive[:SHOWN]
         lines += [f"  {tensor}" for tensor in shown]
         if len(self.alive) > len(shown):

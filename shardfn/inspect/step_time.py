@@ -214,7 +214,7 @@ class StepTime:
         if len(self.ops) > len(shown):
             lines.append(f"  and {len(self.ops) - len(shown)} more")
         if self.endless:
-            lines.append(f"{self.endless} while loops count as one step each")
+            lines.append(f"{self.endless} while loops count as one iteration each")
         return "\n".join(lines)
 
     def bubble_line(self) -> list[str]:
@@ -236,7 +236,7 @@ class StepTime:
             return []
         assert self.capacity is not None
         peak, most = human_bytes(int(self.capacity + excess)), human_bytes(int(self.capacity))
-        return [f"  does not fit: the peak of {peak} is above the {most} of a device"]
+        return [f"  does not fit: peak memory of {peak} is above the device's {most}"]
 
 
 def step_time(

@@ -29,8 +29,8 @@ PUBLIC_READERS = {  # the source of a transfer that is not an op
     "output": "result",
 }
 NO_RULE = "it has no rule"
-NO_SHARDED_STRATEGY = "no strategy of its rule keeps the sharding"
-CHEAPEST = "no strategy of its rule sends less"
+NO_SHARDED_STRATEGY = "no strategy of the op's sharding rule keeps the sharding"
+CHEAPEST = "no strategy of the op's sharding rule sends less"
 
 
 @attrs.frozen

@@ -69,6 +69,6 @@ def _number(environment: Mapping[str, str], name: str, least: int, most: int | N
 
 
 def _refused(got: str, needed: str) -> RendezvousError:
-    fix = "torchrun --nproc-per-node=2 script.py, which sets them"
+    fix = "torchrun --nproc-per-node=2 script.py, which sets these variables"
     where = "make_mesh, environment"
     return RendezvousError.of(where, got, needed=needed, fix=fix)

@@ -26,7 +26,7 @@ from .environment import Launch, launch
 WHERE = "make_mesh, rendezvous"
 SHOWN = 16  # hosts in an error
 RETRY = 0.2  # seconds between two attempts at an address
-PORT = "another MASTER_PORT, or torchrun --standalone, which finds a free one"
+PORT = "set another MASTER_PORT, or use torchrun --standalone, which finds a free port"
 GRACE = 2.0  # seconds that the process with the store stays for the others to read it
 _joins = itertools.count()  # how often this process has joined a job
 
@@ -79,8 +79,8 @@ def met(launch: Launch, seconds: float) -> Any:
         store.set(f"rank {launch.rank}", json.dumps(_who(launch)))
         others = _gathered(launch, store, deadline, seconds)
     except torch.distributed.DistError as error:
-        got = f"the store at {launch.address} is gone: {_first_line(error)}"
-        fix = "the error of the process that served it, rank 0 or the launcher"
+        got = f"the job's store at {launch.address} no longer answers: {_first_line(error)}"
+        fix = "read the error of the process that served the store, rank 0 or the launcher"
         raise RendezvousError.of(WHERE, got, fix=fix) from error
     _compare_sizes(launch, others)
     return store
@@ -116,7 +116,7 @@ def _connected(launch: Launch, seconds: float) -> Any:
     if isinstance(store, Exception):
         got, fix = _first_line(store), "MASTER_ADDR and MASTER_PORT"
         if "address already in use" in str(store).lower():
-            got, fix = f"port {launch.port} is taken by another process", PORT
+            got, fix = f"another process uses port {launch.port}", PORT
         raise _unconnected(launch, got, fix) from store
     return store
 
@@ -131,10 +131,10 @@ def _try_address(launch: Launch, deadline: float, seconds: float) -> None:
             return
         except socket.gaierror as error:
             got, cause = f"no host is called {launch.host!r}", error
-            fix = "MASTER_ADDR=the name or the address of the host of rank 0"
+            fix = "set MASTER_ADDR to the name or the address of rank 0's host"
         except OSError as error:
             got, cause = f"no process listens there, after {seconds:g} s", error
-            fix = "start rank 0 too, on the host that MASTER_ADDR and MASTER_PORT name"
+            fix = "start rank 0 on the host that MASTER_ADDR names"
         if time.monotonic() + RETRY > deadline:
             raise _unconnected(launch, got, fix) from cause
         time.sleep(RETRY)
@@ -166,8 +166,8 @@ def _missing(launch: Launch, store: Any, seconds: float) -> RendezvousError:
     absent = [rank for rank in ranks if rank not in here]
     whos = [json.loads(store.get(f"rank {rank}")) for rank in here[:SHOWN]]
     hosts = ", ".join(sorted({who["host"] for who in whos}))
-    fix = "WORLD_SIZE as many as the processes that were started; "
-    fix += "the first error of the missing ones; make_mesh(..., timeout=)"
+    fix = "set WORLD_SIZE to the number of started processes; "
+    fix += "read the first error of the missing ranks; or raise make_mesh(..., timeout=)"
     return RendezvousError.of(
         WHERE,
         f"{len(here)} of {launch.size} processes came within {seconds:g} s",
@@ -185,7 +185,7 @@ def _twice(launch: Launch, other: dict[str, Any]) -> RendezvousError:
         f"address {launch.address}",
         f"process {other['process']} on {other['host']}, and "
         f"process {os.getpid()} on {socket.gethostname()}",
-        fix="set another RANK for each process, and another MASTER_PORT for each job",
+        fix="set a different RANK for each process, and a different MASTER_PORT for each job",
     )
 
 
@@ -205,7 +205,10 @@ def _first_line(error: BaseException) -> str:
 
 def _not_connecting(backend: str, rank: int, size: int, error: Exception) -> RendezvousError:
     """The error for processes that have met and cannot connect to each other."""
-    got = f"{backend} of rank {rank} of {size} does not connect: {_first_line(error)}"
-    fix = "the first error of the other ranks; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME="
+    got = f"rank {rank} of {size} cannot connect by {backend}: {_first_line(error)}"
+    fix = (
+        "read the first error of the other ranks; or set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME "
+        "to "
+    )
     fix += "the network interface that the hosts share"
     return RendezvousError.of(WHERE, got, fix=fix)

@@ -17,10 +17,10 @@ WORLD = "world"  # the lane of comparisons
 NONE = {"count": 0}
 QUIET = 4.0  # beats after which a process counts as unheard
 LOST, DIFFERENT = "lost", "different"
-AGAIN = "the first error of rank {}; torchrun --max-restarts=3 starts a job again"
-ALIKE = "the same calls in the same order on every rank"
-EVERYWHERE = "an error on every rank, or on none; what one raises alone ends the job"
-LATE = "make_mesh(..., timeout=) above what the slowest rank takes between two calls"
+AGAIN = "read the first error of rank {}; torchrun --max-restarts=3 restarts a failed job"
+ALIKE = "make the same calls in the same order on every rank"
+EVERYWHERE = "raise the error on every rank or on none: an error on one rank ends the job"
+LATE = "set make_mesh(..., timeout=) above the longest time between two calls of the slowest rank"
 
 
 @attrs.frozen
@@ -112,13 +112,13 @@ def _left(mine: Heard, other: Heard) -> Verdict | None:
 def _ended(mine: Heard, other: Heard) -> Verdict | None:
     if other.status["left"] or state_of(other.status["place"]) != "ended":
         return None
-    return _lost(other, "its process has ended, and raised nothing that was heard")
+    return _lost(other, "its process ended without a reported error")
 
 
 def _stopped(mine: Heard, other: Heard) -> Verdict | None:
     if state_of(other.status["place"]) != "stopped":
         return None
-    return _lost(other, "its process is stopped (SIGSTOP, or a debugger)")
+    return _lost(other, "its process is suspended by SIGSTOP or a debugger")
 
 
 def _unheard(mine: Heard, other: Heard) -> Verdict | None:
@@ -195,7 +195,7 @@ def _elsewhere(mine: Heard, other: Heard) -> Verdict | None:
 
 def _late(mine: Heard, other: Heard) -> Verdict | None:
     """A rank is there, and has not answered within the timeout."""
-    verdict = _lost(other, "it did not answer within the timeout")
+    verdict = _lost(other, "the rank did not answer within the timeout")
     return attrs.evolve(verdict, fix=LATE)
 
 
@@ -227,7 +227,8 @@ def _lost(other: Heard, reason: str) -> Verdict:
         other.rank,
         (
             f"rank {other.rank} is lost: {reason}",
-            f"host {place['host']}, process {place['process']}, last heard {other.age:.1f} s ago",
+            f"host {place['host']}, process {place['process']}, last sign of life "
+            f"{other.age:.1f} s ago",
             f"it was {does}",
         ),
         AGAIN.format(other.rank),
@@ -260,10 +261,10 @@ RULES = {WAITING: AT_ONCE, PATIENT: AFTER_AN_ERROR, DECIDED: AT_LAST}
 
 def unheard_of(rank: int) -> Verdict:
     """The verdict on a rank that has published nothing."""
-    lines = (f"rank {rank} is lost: it has never been heard",)
+    lines = (f"rank {rank} is lost: it has given no sign of life",)
     return Verdict(LOST, rank, lines, AGAIN.format(rank))
 
 
 def unserved(server: Heard, where: str) -> Verdict:
     """The verdict where the store is gone, and with it whoever served it."""
-    return _lost(server, f"{where} is gone, which it served")
+    return _lost(server, f"{where} no longer answers, and this rank served it")

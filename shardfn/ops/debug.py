@@ -263,7 +263,7 @@ def show_constants_at_end(name: str) -> Iterator[None]:
         _constant_calls.reset(token)
         for text in dict.fromkeys(calls):
             kind, _, where, args, kwargs = json.loads(text)
-            note = f"(when {name} is captured: no tensor is in it)"
+            note = f"(printed when {name} is captured, because no tensor is printed)"
             positional = _with_note(kind, _decode(args, ()), note)
             named = _decode(kwargs, ())
             named |= {"end": "\n"} if named.get("end") == "" else {}

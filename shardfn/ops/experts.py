@@ -39,7 +39,7 @@ def checked_groups(
     if strict and outside:
         raise ShardError.of(
             name,
-            f"{outside} rows have an expert number that does not exist",
+            f"{outside} rows have an expert number outside the valid range",
             needed=f"expert numbers from 0 to {groups - 1}",
             fix=f"ids.clamp(0, {groups - 1})",
         )
@@ -59,20 +59,20 @@ def _too_many(by_group: torch.Tensor, chunk: int, most: int, rows: int, name: st
         own = by_group[rank * chunk : (rank + 1) * chunk]
         expert = rank * chunk + int(own.argmax())
         got = (
-            f"rank {rank} of the axis gets {most} rows for its experts, {int(own.max())} of them "
-            f"for expert {expert}, and has room for {rows}"
+            f"rank {rank} of the axis receives {most} rows for its experts, {int(own.max())} "
+            f"of them for expert {expert}, but has room for {rows}"
         )
     else:
         rank = -1
         got = (
-            f"a rank at another coordinate of the mesh gets {most} rows for its experts, and has "
-            f"room for {rows}"
+            f"a rank at another coordinate of the mesh receives {most} rows for its experts, "
+            f"but has room for {rows}"
         )
     return CapacityError.of(
         name,
         got,
         needed=f"a bound of {most} rows or more",
-        fix=f"rows={most}, or no rows= for the largest number that can arrive",
+        fix=f"rows={most}; or leave out rows= to make room for the largest possible number",
         rank=rank,
         received=most,
         bound=rows,

@@ -83,26 +83,26 @@ def _is_any(value: Any) -> bool:
 
 READ_BY_ALL = ("capture", "partition", "schedule", "inspect", "compile", "runtime", "transforms")
 LINE = _is_a(str, type(None))
-FAKE = "the fake tensor, or a list of them"
+FAKE = "the node's fake tensor, or a list of fake tensors"
 SOURCE = "file:line of the user's code, or None"
 MODULE = "the path of the submodule that called the op, or None"
 PHASE = "forward or backward"
-MOVE = "which redistribution, equal on all ranks"
+MOVE = "a number for the redistribution, equal on all ranks"
 
 # fmt: off
 KEYS: tuple[Key, ...] = (
     # torch writes these while Dynamo and make_fx trace.
     Key("example_value", PYTHON, TORCH, ("capture", "_compat"), FAKE, _is_any),
     Key("stack_trace", PYTHON, TORCH, ("capture",), "the user's stack", LINE),
-    Key("grapharg", PYTHON, TORCH, ("capture",), "where an input comes from", _is_any),
+    Key("grapharg", PYTHON, TORCH, ("capture",), "the source of an input", _is_any),
     Key("tensor_dict", PYTHON, TORCH, ("_compat",), "the attributes of a tensor", _is_any),
     Key("stack_trace", GLOBAL, TORCH, ("capture",), "the user's stack", LINE),
-    Key("seq_nr", GLOBAL, TORCH, ("capture",), "pairs a backward op with its forward", _is_a(int)),
+    Key("seq_nr", GLOBAL, TORCH, ("capture",), "links a backward op to its forward op", _is_a(int)),
     Key("eager_input_vals", GLOBAL, TORCH, (), "arguments before decomposition", _is_any),
     Key("from_node", GLOBAL, TORCH, (), "provenance", _is_any),
-    Key("nn_module_stack", GLOBAL, TORCH, ("capture",), "the modules around the op", _is_any),
+    Key("nn_module_stack", GLOBAL, TORCH, ("capture",), "the modules that contain the op", _is_any),
     Key("original_aten", GLOBAL, TORCH, (), "the op before decomposition", _is_any),
-    Key("source_fn_stack", GLOBAL, TORCH, (), "the functions around the op", _is_any),
+    Key("source_fn_stack", GLOBAL, TORCH, (), "the functions that contain the op", _is_any),
     Key("tensor_meta", GLOBAL, TORCH, (), "shape and dtype", _is_any),
     Key("torch_fn", GLOBAL, TORCH, (), "the torch function", _is_any),
     Key("unbacked_bindings", GLOBAL, TORCH, (), "symbols", _is_any),
@@ -125,16 +125,16 @@ KEYS: tuple[Key, ...] = (
     Key("module", LOCAL, "partition", ("ops", "reports"), MODULE, LINE),
     Key("phase", LOCAL, "partition", ("schedule", "compile", "reports"), PHASE, _is_a(str)),
     Key("is_recomputed", LOCAL, "partition", ("partition",),
-        "set where a backward runs an op of the forward again", _is_a(bool)),
-    Key("origin", LOCAL, "partition", (), "the global node it does a part of", _is_a(str)),
-    Key("step", LOCAL, "partition", ("schedule", "proof"), "its number in the plan", _is_a(int)),
-    Key("slots", LOCAL, "partition", ("proof",), "the slots whose local tensor it is",
+        "set on ops of the forward that the backward recomputes", _is_a(bool)),
+    Key("origin", LOCAL, "partition", (), "the global node that it implements", _is_a(str)),
+    Key("step", LOCAL, "partition", ("schedule", "proof"), "the step's number", _is_a(int)),
+    Key("slots", LOCAL, "partition", ("proof",), "the plan's slots that the node's tensor fills",
         _is_a(tuple)),
     Key("type", LOCAL, "partition", ("partition", "schedule", "compile", "proof"),
         "global shape and placements", _is_type),
     Key("collective", LOCAL, "partition",
         ("capture", "partition", "schedule", "inspect", "compile", "runtime", "proof", "reports"),
-        "the record of what it sends", _is_a(Collective)),
+        "the collective's record: kind, axis and bytes", _is_a(Collective)),
     Key("transfer", LOCAL, "partition", ("schedule",), MOVE, _is_a(tuple)),
     Key("moved", LOCAL, "partition", ("schedule",), MOVE, _is_a(tuple)),
     Key("plans", LOCAL, "partition", ("schedule",), "the plans of a loop's graphs", _is_a(tuple)),
@@ -142,7 +142,7 @@ KEYS: tuple[Key, ...] = (
     Key("batch", LOCAL, "schedule", ("schedule", "inspect"), "its scheduled batch", _is_a(int)),
     # compile: what Inductor needs.
     Key("user_visible_output_idxs", LOWERED, "_compat", (), "the tensor results", _is_a(list)),
-    Key("should_fallback", LOWERED, "_compat", (), "whether torch's kernel runs it", _is_a(bool)),
+    Key("should_fallback", LOWERED, "_compat", (), "whether torch's kernel runs", _is_a(bool)),
 )
 # fmt: on
 BY_GRAPH: dict[str, dict[str, Key]] = {
@@ -165,7 +165,7 @@ def wrong_keys(nodes: Iterable[torch.fx.Node], graph: str) -> list[str]:
         for name, value in node.meta.items():
             key = keys.get(name)
             if key is None:
-                wrong.append(f"{node}: {name!r} is not a key of a {graph} graph")
+                wrong.append(f"{node}: {name!r} is not a meta key of a {graph} graph")
             elif not key.fits(value):
                 wrong.append(f"{node}: {name!r} must be {key.holds}; got {value!r}")
     return wrong

@@ -321,7 +321,7 @@ def forget_dtensor(x: torch.Tensor) -> torch.Tensor:
 # kinds of values, of `shared`
 ARGUMENT = "an argument"
 PART = "a DTensor on a part of the mesh"
-CLOSED_OVER = "a tensor that the function closes over"
+CLOSED_OVER = "a closed-over tensor"
 GATHERED = "a gathered parameter"
 
 

@@ -154,9 +154,12 @@ def _custom_op(name: str, fake: Callable[..., torch.Tensor]) -> Any:
 
 def uncaptured(*_: Any) -> torch.Tensor:
     """Refuse to run a prim outside a capture."""
-    fix = "shardfn's transforms around it (vmap, grad, ...), which read the function first"
+    fix = (
+        "use shardfn's transforms (sf.vmap, sf.grad, ...) around it, which capture the function "
+        "first"
+    )
     raise CaptureError(
-        problem("shard_map", "it is called inside a transform of torch.func itself", fix=fix),
+        problem("shard_map", "shard_map is called inside a transform of torch.func", fix=fix),
         fix=fix,
     )
 

@@ -142,24 +142,26 @@ def check_counts(counts: torch.Tensor, given: int, rows: int) -> None:
             f"{NAME}, send_counts",
             f"rank {source} of the axis sends {least} rows to rank {target}",
             needed="counts of 0 or more",
-            fix="send_counts=torch.bincount(ranks, minlength=n), of the destination of each row",
+            fix="send_counts=torch.bincount(ranks, minlength=n), where ranks holds the "
+            "destination of each row",
         )
     sent = _most(counts.sum(-1))
     if sent.rows > given:
         raise ShardError.of(
             f"{NAME}, send_counts",
-            f"rank {sent.rank} of the axis sends {sent.rows} rows, and has {given}",
+            f"rank {sent.rank} of the axis sends {sent.rows} rows, but has {given}",
             needed=f"counts with a sum of {given} at most",
-            fix="send_counts=torch.bincount(ranks, minlength=n), of the destination of each row",
+            fix="send_counts=torch.bincount(ranks, minlength=n), where ranks holds the "
+            "destination of each row",
         )
     received = _most(counts.sum(-2))
     if received.rows > rows:
         raise CapacityError.of(
             f"{NAME}, rows",
-            f"rank {received.rank} of the axis receives {received.rows} rows, and has room for "
+            f"rank {received.rank} of the axis receives {received.rows} rows, but has room for "
             f"{rows}",
             needed=f"a bound of {received.rows} or more",
-            fix=f"rows={received.rows}, or rows=None for the largest number that can arrive",
+            fix=f"rows={received.rows}; or rows=None to make room for the largest possible number",
             rank=received.rank,
             received=received.rows,
             bound=rows,

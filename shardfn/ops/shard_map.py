@@ -109,28 +109,28 @@ CONTRADICTED = "contradicted"
 REFUSALS = {
     UNDECIDED: (
         "DTensor.to_local",
-        "all ranks of {} have the same value, it meets plain tensors, which may differ between "
-        "them, and its gradient is taken",
-        "whether ranks have the same gradient of it or terms of a sum",
-        "to_local(grad_placements=[Replicate()]) if all ranks compute the same from it, "
-        "to_local(grad_placements=[Partial()]) for the sum over ranks; so for full_tensor. In the "
-        "result of a module of parallelize_module: RowwiseParallel(use_local_output=False), and "
-        "y.to_local(grad_placements=[Replicate()]) of it",
+        "a value that is equal on all ranks of {} is combined with plain tensors, which may "
+        "differ between ranks, and is differentiated",
+        "to_local's grad_placements: equal gradients on all ranks, or terms of a sum",
+        "to_local or full_tensor with grad_placements=[Replicate()] if all ranks compute the "
+        "same from the value, or [Partial()] to sum over ranks. For the result y of a module "
+        "of parallelize_module: RowwiseParallel(use_local_output=False), and "
+        "y.to_local(grad_placements=[Replicate()])",
     ),
     SUMMED: (
         "DTensor.from_local",
-        "a replicated DTensor of what ranks of {} compute with tensors that may differ between "
-        "them: its gradient counts once, and their gradients are summed",
-        "a value that all ranks have by what the code says",
-        "DTensor.from_local(x, mesh, [Replicate()]).to_local() of the plain tensors that all "
-        "ranks have; or two calls of to_local for what enters both ways, the one that becomes a "
-        "replicated DTensor with grad_placements=[Replicate()]",
+        "a replicated DTensor is made from values that may differ between ranks of {}: the "
+        "DTensor's gradient counts once, but the ranks' gradients are summed",
+        "a value that the code makes equal on all ranks",
+        "DTensor.from_local(x, mesh, [Replicate()]).to_local() of each plain tensor x that is "
+        "equal on all ranks; or call to_local twice, with grad_placements=[Replicate()] for "
+        "the value that becomes a replicated DTensor",
     ),
     CONTRADICTED: (
         "DTensor.to_local, grad_placements",
-        "it says that all ranks of {} have the same gradient, and the value is used with values "
-        "that differ between them",
-        "the placements of terms",
+        "grad_placements states an equal gradient on all ranks of {}, but the value is "
+        "combined with values that differ between ranks",
+        "grad_placements for terms of a sum",
         "to_local(grad_placements=[Partial()])",
     ),
 }

@@ -29,7 +29,7 @@ def local_text(program: LocalProgram, full: bool = False) -> str:
         [called[h] for h in tensors], program.in_paths, [type_of(h) for h in tensors], full
     )
     lines += [
-        f"  coord %{called[coord]}: this rank's index on {axis}"
+        f"  coord %{called[coord]}: this rank's index on mesh axis {axis}"
         for coord, axis in zip(coords, axes, strict=True)
         if coord.users
     ]
@@ -70,7 +70,7 @@ def _header(program: LocalProgram) -> list[str]:
     where = f"{program.name} on mesh {program.axes}"
     lines = [f"{where}: {count} ops of one rank; {summary(program.graph)}"]
     if program.elided:
-        lines.append(f"  {len(program.elided)} collectives over axes of size 1 were taken out")
+        lines.append(f"  {len(program.elided)} collectives over axes of size 1 were removed")
     return lines
 
 

@@ -20,9 +20,9 @@ def collectives(x: Explanation) -> Sheet:
     noun = "collective" if count == 1 else "collectives"
     lines = [
         f"{x.name}: {count} {noun}, {human_bytes(x.nbytes)} a rank",
-        f"mesh {x.mesh}; in the order of their start",
+        f"mesh {x.mesh}; collectives in the order of their start",
     ]
-    notes = [f"{x.elided} over axes of one rank were removed."] if x.elided else []
+    notes = [f"{x.elided} collectives over axes of one rank were removed."] if x.elided else []
     return Sheet(lines, panels_of(x.collectives), notes)
 
 
@@ -40,7 +40,7 @@ def panels_of(sent: Sequence[Collective], title: str = "", most: int = 14) -> li
         (colour, f"over {axis}", None) for axis, colour in colours.items()
     ]
     if any(c.implicit for c in sent):
-        used.append(("none", "implicit: no placement asked for it", IMPLICIT))
+        used.append(("none", "implicit: not requested by a placement", IMPLICIT))
     return [bars(drawn, title, most), keys(used)]
 
 

@@ -52,7 +52,7 @@ def panels_of(x: Memory, most: int = 8) -> list[Panel]:
         for tensor in x.alive
     ]
     if rows:
-        panels.append(bars(rows, "Alive at the peak, the largest first", most))
+        panels.append(bars(rows, "Values in memory at the peak, the largest first", most))
     return panels
 
 

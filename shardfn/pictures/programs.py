@@ -27,6 +27,6 @@ def program(x: Lowered) -> Sheet:
         placed,
         *memory.panels_of(held, ROWS),
         *step_time.panels_of(took, ROWS),
-        *collectives.panels_of(sent, "What is sent, in the order of its start", ROWS),
+        *collectives.panels_of(sent, "Collectives, in the order of their start", ROWS),
     ]
     return Sheet(lines, panels, notes)

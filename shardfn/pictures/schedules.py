@@ -51,7 +51,7 @@ def schedule(x: Schedule) -> Sheet:
     meanings = [(COLOUR[kind], f"{kind}: {KINDS[kind]}") for kind in used]
     is_large = sum(map(len, x.table)) > MOST_BOXES or end > MOST_SLOTS
     if is_large:
-        notes = [*notes, "Too large to draw: this is its outline."]
+        notes = [*notes, "The schedule is too large to draw; the picture shows its outline."]
         meanings.append((MIXED, "several of them"))
     if rows < len(spans):
         notes = [*notes, f"Of {len(spans)} coordinates, {rows} are shown."]

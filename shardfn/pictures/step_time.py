@@ -38,7 +38,7 @@ def step_time(x: StepTime) -> Sheet:
     """Lay out the picture of the time of a step."""
     lines = [f"{x.name}: {human_seconds(x.total)} a step on {x.hardware}"]
     lines += [line.strip() for line in x.out_of_memory_line()]
-    notes = [f"{x.endless} while loops count as one step each."] if x.endless else []
+    notes = [f"{x.endless} while loops count as one iteration each."] if x.endless else []
     colours = colours_of(op.axis for op in x.ops if op.axis is not None)
     tracks = {axis_track(axis): colour for axis, colour in colours.items()}
     own = {COMPUTE: BUSY, EXPOSED: WAITING, BUBBLE: IDLE}
@@ -67,7 +67,7 @@ def panels_of(x: StepTime, most: int = 8) -> list[Panel]:
         )
         for op in x.ops
     ]
-    panels = [Panel(ROW * len(lanes), draw, "Time of a step, by what is busy"), keys(used)]
+    panels = [Panel(ROW * len(lanes), draw, "Time of a step on each resource"), keys(used)]
     return [*panels, bars(rows, "The longest first", most)] if rows else panels
 
 

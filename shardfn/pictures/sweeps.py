@@ -32,14 +32,14 @@ def sweep(x: Sweep) -> Sheet:
     for hardware in dict.fromkeys(row.hardware for row in x.rows):
         rows = [row for row in x.rows if row.hardware == hardware]
         draw = functools.partial(_draw, rows, colours)
-        title = f"{hardware}: time of a step over the peak of a rank"
+        title = f"{hardware}: time of a step against peak memory of a rank"
         panels.append(Panel(HEIGHT, draw, title, left=52.0, right=14.0, bottom=16.0))
         panels += _front([row for row in rows if row.is_front], colours)
     used: list[tuple[str, str, str | None]] = [
         (colour, name, None) for name, colour in colours.items() if name
     ]
     if any(row.excess for row in x.rows):
-        used.append(("none", "above the memory of a rank", OVER))
+        used.append(("none", "needs more memory than a rank has", OVER))
     best = x.best
     lines = [
         f"{x.name}: {len(x.rows)} combinations",
@@ -61,7 +61,7 @@ def _front(rows: Sequence[Row], colours: Mapping[str, str]) -> list[Panel]:
         )
         for row in rows
     ]
-    return [bars(every, "The front: neither slower nor larger than another", MOST_ROWS)] * bool(
+    return [bars(every, "Pareto front: no other row is both faster and smaller", MOST_ROWS)] * bool(
         every
     )
 

@@ -69,11 +69,11 @@ def panel_of(x: Placements, title: str = "", most: int = MOST_ROWS) -> tuple[Pan
     draw = functools.partial(_draw, shown, x.axes)
     notes = []
     if len(rows) > len(shown):
-        notes.append(f"Too large to draw: {len(rows)} rows, of which {len(shown)} are shown.")
+        notes.append(f"The table has {len(rows)} rows, of which the first {len(shown)} are shown.")
     if x.axes is None:
         notes.append("The mesh is not known, so shards are not drawn.")
     elif any(row.sizes is not None for row in shown):
-        notes.append("Blocks of one colour are on the same ranks.")
+        notes.append("Blocks of the same colour are on the same ranks.")
     if any(row.stages for row in shown):
         notes.append("Dashed: one stage holds it.")
     return Panel(ROW * len(shown), draw, title), notes

@@ -67,7 +67,7 @@ def tensor(x: DTensor) -> Sheet:
     try:
         marks = marks_of(list(x.placements), x.shape, axes)
     except ValueError as error:
-        fix = "a DTensor at placements of Shard, Replicate, Partial, sf.Stage and sf.Zigzag"
+        fix = "draw a DTensor whose placements are Shard, Replicate, Partial, sf.Stage or sf.Zigzag"
         raise ShardError.of("draw", str(error), fix=fix, source=call_site()) from error
     shards = sharding(x.shape, marks, axes)
     drawn = Drawn(shards, ranks_of(x.device_mesh), colours(shards), _values(x))
@@ -108,15 +108,15 @@ def _notes(drawn: Drawn) -> list[str]:
         notes.append(f"Folded, from the inside out: {', '.join(ways)}.")
     if shards.reductions:
         over = " and ".join(f"the {kind} over {name}" for name, kind in shards.reductions)
-        notes.append(f"Hatched: each rank holds a term. The value is {over}.")
+        notes.append(f"Hatched blocks: each rank holds a term. The value is {over}.")
     if shards.hidden:
         count = f"{len(shards.ranks) + shards.hidden:,} ranks"
-        notes.append(f"Too large to draw: {count}, of which {len(shards.ranks)} are shown.")
+        notes.append(f"Too many ranks to draw: {count}, of which {len(shards.ranks)} are shown.")
     if grid_of_blocks(shards).is_cut_off:
-        notes.append("Too large to draw: only the first blocks of a dim are shown.")
+        notes.append("Too many blocks to draw: only the first blocks of a dim are shown.")
     empty = [held for held in shards.ranks if held.is_empty]
     if empty and 0 not in shards.shape:
-        notes.append("A dashed outline: the rank holds no element.")
+        notes.append("A dashed outline marks a rank without elements.")
     return notes
 
 

@@ -84,7 +84,9 @@ def _rows(x: StepTime) -> tuple[list[Row], list[str]]:
         name = f"{beside}over {track.removeprefix('axis ')}"
         rows.append(Row(name, [event for event in own if event.track == track]))
     if any(event.repeats > 1 for event in own):
-        notes.append("A loop is one block: what all its turns compute, then what they wait for.")
+        notes.append(
+            "A loop is drawn as one block: the compute of all iterations, then their waits."
+        )
     return rows, notes
 
 

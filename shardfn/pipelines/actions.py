@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 KINDS = {
     "F": "the forward",
-    "B": "the gradients of the stage's inputs, which the stage before waits for",
-    "W": "the gradients of the stage's weights",
-    "BW": "B and W as one",
+    "B": "gradients of the stage's inputs, for which the previous stage waits",
+    "W": "gradients of the stage's weights",
+    "BW": "B and W in one action",
 }
 
 

@@ -40,7 +40,10 @@ def unit_spans(table: Table) -> tuple[list[list[Span]], list[str]]:
     try:
         return spans_of(table, _units), []
     except ScheduleError:
-        note = "it does not run to its end: each row is in its own time; schedule.check() says why"
+        note = (
+            "the schedule deadlocks, so rows are not aligned in time; schedule.check() gives the "
+            "reason"
+        )
         return [_one_after_the_other(row) for row in table], [note]
 
 

@@ -98,11 +98,11 @@ def proved(
     if shown := list(islice(problems, SHOWN + 1)):
         raise _refused(where, shown)
     if circle := _circular_wait(table, places, stages, on_the_way):
-        fix = "exchange two actions of one of these coordinates, or allow more messages on the way"
+        fix = "swap two actions of one of these coordinates, or allow more messages in flight"
         raise ScheduleError.of(where, "circular wait:", *circle, fix=fix)
     kept = [_most_alive(row) for row in table]
     if alive is not None and (wrong := list(_over(table, kept, alive))):
-        fix = "run backwards earlier, or W earlier where it stands apart"
+        fix = "run backward actions earlier, or separate W actions earlier"
         needed = f"at most {alive} activations alive on each coordinate"
         raise ScheduleError.of(where, *wrong[:SHOWN], needed=needed, fix=fix)
     return _costs(table, tuple(most for most, _ in kept), costs)
@@ -144,10 +144,10 @@ def _costs(table: Table, alive: tuple[int, ...], costs: Mapping[str, float]) -> 
 def _refused(where: str, problems: list[str]) -> ScheduleError:
     lines = problems[:SHOWN] + ["and more"] * (len(problems) > SHOWN)
     needed = (
-        "for each stage and microbatch F once, and B and W, or BW, once, on one coordinate, each "
-        "after the results that it reads"
+        "for each stage and microbatch F once, and either B and W or BW once, on one "
+        "coordinate, each after the actions whose results it reads"
     )
-    fix = "the schedules of sf.schedules are right for any number of microbatches"
+    fix = "use a schedule of sf.schedules, which are valid for any number of microbatches"
     return ScheduleError.of(where, *lines, needed=needed, fix=fix)
 
 
@@ -165,8 +165,8 @@ def _unmatched(table: Table, stages: int) -> Iterator[str]:
                 yield f"unmatched: coordinate {c} has {_words(action)}, of {stages} stages"
             elif home != c:
                 yield (
-                    f"unmatched: coordinate {c} has {_words(action)}, and coordinate {home} has "
-                    f"{first} of the same stage"
+                    f"unmatched: coordinate {c} has {_words(action)}, but coordinate {home} "
+                    f"has {first} of the same stage"
                 )
 
 
@@ -293,5 +293,7 @@ def _described(table: Table, step: Wait, wait: Wait, on_the_way: int) -> str:
     there = f"coordinate {wait.coordinate}"
     if step.step % 2 == 0:
         return f"{words} for the message of {awaited}, action {j} of {there}"
-    full = f"{on_the_way} on the way to {there}"
-    return f"{words} to send, with {full}, which reads the next in {awaited}, its action {j}"
+    return (
+        f"{words} to send to {there}, which has {on_the_way} unread and reads the next message "
+        f"in {awaited}, its action {j}"
+    )

@@ -38,7 +38,10 @@ def _of_rooms(name: str) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(f"{PACKAGE.__name__}."):
             raise
-        got = f"{PACKAGE.__name__}.{name} needs {error.name}, which is not in this package"
+        got = (
+            f"{PACKAGE.__name__}.{name} needs {error.name}, which this installation does not "
+            "include"
+        )
         raise ImportError(got, name=error.name) from error
 
 

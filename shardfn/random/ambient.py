@@ -92,7 +92,7 @@ class States:
         """
         invalid = [tag for tag, x in states.items() if not _is_state(x)]
         if invalid:
-            fix = "what sf.random.state.get() returned, from the same version of shardfn"
+            fix = "pass a result of sf.random.state.get() of the same version of shardfn"
             got = f"{invalid[0]!r} is {_shape_and_dtype(states[invalid[0]])}"
             needed = f"an int64 tensor of shape ({WORDS},)"
             text = problem("random.state.set", got, needed=needed, fix=fix)
@@ -103,7 +103,7 @@ class States:
             if unknown:
                 names = ", ".join(map(repr, self._states))
                 fix = f"sf.random.state.seed(0, {unknown[0]!r}) before"
-                got = f"there is no state {unknown[0]!r}, only {names}"
+                got = f"no random state is named {unknown[0]!r}; the names are {names}"
                 text = problem("random.state.set", got, fix=fix)
                 raise ShardError(text, arg_path=f"states[{unknown[0]!r}]", fix=fix)
             self._states.update({tag: x.tolist() for tag, x in states.items()})
@@ -291,7 +291,7 @@ def draw(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torc
     else all bits.
     """
     source = _source.get()
-    assert source is not None, "no capture is at work"
+    assert source is not None, "torch's random calls have a source only during a capture"
     state, call = source.next(device)
     size = list(shape)
     return random_bits(state, None, size, strides_of(size), AMBIENT, call, dtype)
@@ -302,7 +302,7 @@ def _draw_key_words(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw the two words of new keys in one random call."""
     source = _source.get()
-    assert source is not None, "no capture is at work"
+    assert source is not None, "torch's random calls have a source only during a capture"
     state, call = source.next(device)
     size = list(shape)
     bits = random_bits(state, None, size, strides_of(size), AMBIENT_KEY, call, torch.int64)
@@ -378,8 +378,11 @@ def draw_from_state(state: torch.Tensor | int, is_mapped: bool) -> contextvars.T
         CaptureError: samples of a vmap would draw different numbers from it.
     """
     if is_mapped and isinstance(state, torch.Tensor):
-        got = "in a body that vmap maps it pulls back through a function that draws random numbers"
-        fix = "the pullback inside of the function that vmap maps, or sf.random with a key"
+        got = (
+            "in a loop or branch under vmap, the pullback belongs to a function that draws random "
+            "numbers"
+        )
+        fix = "call the pullback inside the function that vmap maps; or use sf.random with a key"
         raise CaptureError.of("vjp", got, fix=fix)
     return _source.set(Traced(state) if isinstance(state, torch.Tensor) else _source.get())
 

@@ -54,10 +54,10 @@ def refuse_key(where: str, shape: tuple[int, ...] | None, kind: str) -> None:
         return
     if shape is not None and shape[-1:] == (2,) and kind == "torch.int64":
         got = f"key is a batch of keys, of shape {shape}"
-        fix = "one key, such as keys[0]; or sf.vmap over the keys"
+        fix = "pass one key, such as keys[0]; or use sf.vmap over the keys"
     else:
         got = f"key is a {kind}" + ("" if shape is None else f" of shape {shape}")
-        fix = "sf.random.key(seed), or a part of sf.random.split(key)"
+        fix = "use sf.random.key(seed), or one of the keys of sf.random.split(key)"
     text = problem(where, got, needed="a key: int64 of shape (2,)", fix=fix)
     raise ShardError(text, arg_path="key", fix=fix)
 
@@ -132,7 +132,7 @@ def check_interval(where: str, low: Any, high: Any) -> None:
         ShardError: it ends before it starts.
     """
     if not _rule_holds(operator.le, low, high):
-        got = f"the range starts at {low!r} and ends at {high!r}"
+        got = f"the range must not be empty; got start {low!r} and end {high!r}"
         raise ShardError.of(where, got, fix="low <= high", arg_path="high")
 
 
@@ -154,14 +154,14 @@ def check_range(where: str, low: int, high: int, dtype: torch.dtype) -> None:
         got = f"minval is {low!r}, maxval is {high!r}"
         raise ShardError.of(where, got, fix="minval < maxval", arg_path="maxval")
     if high - low > MOST_INTEGERS:
-        got = f"{low} to {high} are more than 2**63 integers"
+        got = f"the range from {low} to {high} has more than 2**63 integers"
         fix = "sf.random.bits(key, shape, torch.int64), or a smaller range"
         raise ShardError.of(where, got, fix=fix, arg_path="maxval")
     if dtype.is_floating_point:
         return
     first, last = integers_of(dtype)
     if low < first or high - 1 > last:
-        got = f"{low} to {high} are not all of {dtype}"
+        got = f"the range from {low} to {high} does not fit {dtype}"
         needed = f"integers from {first} to {last}"
         fix = "dtype=torch.int64, or a smaller range"
         raise ShardError.of(where, got, needed=needed, fix=fix, arg_path="dtype")

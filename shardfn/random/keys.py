@@ -43,7 +43,7 @@ def words_of(seed: object) -> list[int]:
         ShardError: the seed is not an int.
     """
     if not isinstance(seed, int) or isinstance(seed, bool):
-        fix = "sf.random.key(0); sf.random.fold_in(key, n) for a number in a tensor"
+        fix = "sf.random.key(0); use sf.random.fold_in(key, n) if the number n is a tensor"
         text = problem("random.key", f"seed is {seed!r}", needed="an int", fix=fix)
         raise ShardError(text, arg_path="seed", fix=fix)
     return [seed & WORD, (seed >> 32) & WORD]

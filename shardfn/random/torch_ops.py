@@ -50,7 +50,7 @@ def _refuse_generator(op: str, generator: Any) -> None:
     """Refuse a torch.Generator, whose numbers depend on the device."""
     if generator is not None:
         fix = "sf.random.state.seed(seed) before the call, or sf.random with a key"
-        got = "it is given a torch.Generator, whose numbers depend on the device"
+        got = "the call has a torch.Generator, whose numbers depend on the device"
         raise ShardError(problem(f"torch.{op}", got, fix=fix), arg_path="generator", fix=fix)
 
 

@@ -16,7 +16,7 @@ from .process_state import ProcessState
 from .store import SharedStore
 from .turns import Ended, Turns
 
-MATCH = "every wait answered: the same collectives on every rank of a group, in the same order"
+MATCH = "the same collectives in the same order on every rank of a group, so that every wait ends"
 
 
 class Ranks:

@@ -24,7 +24,12 @@ from .process_state import ProcessState
 # What one process cannot run for n ranks: the place, the words, and what to do.
 OTHER_PROCESSES = (
     ("multiprocessing.process", "BaseProcess.start", "starts a process", "a script for torchrun"),
-    ("subprocess", "Popen.__init__", "starts a subprocess", "start it outside of the script"),
+    (
+        "subprocess",
+        "Popen.__init__",
+        "starts a subprocess",
+        "start the subprocess outside of the script",
+    ),
     ("torch.distributed.rpc", "init_rpc", "uses RPC", "collectives and messages"),
 )
 OF_DEVICES = ("CUDA", "dummy base class", "NVIDIA")  # in torch's errors of a CPU build
@@ -63,7 +68,7 @@ class Script:
         self.loaders: dict[int, list[LoaderUse]] = {}  # by rank
         self.name = f"audit({self.path.name})"
         if not self.path.is_file():
-            raise self._error(f"is not there: there is no script {path}", "the path of a file")
+            raise self._error(f"does not exist: no file {path}", "the path of a file")
         self.code = compile(self.path.read_bytes(), str(self.path), "exec")
 
     def __call__(self) -> None:
@@ -75,7 +80,9 @@ class Script:
             exec(self.code, vars(module))
         except SystemExit as end:
             if end.code not in (None, 0):
-                raise self._error(f"ends with code {end.code}", "one that ends by itself") from end
+                raise self._error(
+                    f"ends with code {end.code}", "a script that ends with exit code 0"
+                ) from end
         except (AssertionError, RuntimeError) as error:
             if any(words in str(error) for words in OF_DEVICES):
                 raise self._error(f"uses a GPU: {error}", "a device of the CPU") from error
@@ -85,7 +92,7 @@ class Script:
         return CaptureError.of(
             self.name,
             f"the script {words}",
-            needed="a script that torchrun starts, on the CPU",
+            needed="a script that torchrun can start, on the CPU",
             fix=fix,
             source=call_site(),
         )
@@ -128,7 +135,7 @@ class Script:
         def call(*args: Any, **kwargs: Any) -> Any:
             if rank() is None:
                 return original(*args, **kwargs)
-            raise self._error(f"{words}, which n ranks in one process cannot", fix)
+            raise self._error(f"{words}, which simulated ranks in one process cannot do", fix)
 
         return call
 

@@ -67,8 +67,8 @@ def _idle_axes(summary: Summary, placements: Placements) -> str:
         return ""
     name, n = idle[0]
     return (
-        f"Change first: place the batch or parameters over {name}: nothing is, so its {n} ranks "
-        "compute the same."
+        f"Change first: shard the batch or parameters over {name}. No argument is sharded over "
+        f"{name}, so its {n} ranks compute the same."
     )
 
 
@@ -85,16 +85,16 @@ def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: s
     longest = max(reasons, key=lambda x: x.exposed, default=None)
     if bubble >= max(MUCH * summary.total, longest.exposed if longest else 0.0):
         return (
-            f"Change first: the bubble, in which a rank waits for other stages, is "
-            f"{bubble / summary.total:.0%} of the step. More microbatches shorten it, or several "
-            "stages a coordinate."
+            "Change first: the bubble, in which a rank waits for other stages, is "
+            f"{bubble / summary.total:.0%} of the step. More microbatches, or several stages "
+            "per coordinate, shorten the bubble."
         )
     if longest is None or longest.exposed < MUCH * summary.total:
-        return f"No other placement of an argument spares much. The longest op is {slowest}."
+        return f"No other placement of an argument saves much time. The longest op is {slowest}."
     reason = reasons[longest]
     why = f" ({reason.why})" if reason.why else ""
-    fewer = f"fewer ranks on {longest.axis}, or a larger batch, hide more of it"
-    constraint = f"try {reason.instead}; its gain is not estimated" if reason.instead else ""
+    fewer = f"fewer ranks on {longest.axis}, or a larger batch, hide more of this communication"
+    constraint = f"try {reason.instead}, whose gain is not estimated" if reason.instead else ""
     return (
         f"Look first at {longest}{longest.place}, for which a rank waits "
         f"{human_seconds(longest.exposed)}{why}: {constraint or fewer}."
@@ -110,16 +110,19 @@ def _smaller(
         by_kind[x.kind] += x.nbytes
     kind, nbytes = by_kind.most_common(1)[0]
     if kind == ARGUMENT:
-        return _fewer_arguments(placements) or "more ranks: the arguments alone do not fit"
+        return (
+            _fewer_arguments(placements)
+            or "use more ranks: even the arguments do not fit in memory"
+        )
     if kind == ACTIVATION:
         largest = _largest_module(memory)
         return (
-            f"sf.checkpoint around {largest}, or sf.accumulate over smaller batches: activations "
-            f"take {human_bytes(nbytes)} at the peak"
+            f"use sf.checkpoint around {largest}, or sf.accumulate over smaller batches: "
+            f"activations take {human_bytes(nbytes)} at the memory peak"
         )
     x = memory.alive[0]
     place = located_in_program(x.source, x.module)
-    return f"{x.name} at {place}, which takes {human_bytes(x.nbytes)} at the peak"
+    return f"reduce {x.name} at {place}, which takes {human_bytes(x.nbytes)} at the memory peak"
 
 
 def _fewer_arguments(placements: Placements) -> str:
@@ -139,8 +142,8 @@ def _fewer_arguments(placements: Placements) -> str:
         return ""
     saved, row, axis = max(options, key=lambda option: option[0])
     return (
-        f"shard {row.path} over {axis} too: it is {row.placement}, and sharding it spares "
-        f"{human_bytes(saved)} a rank"
+        f"shard {row.path} over {axis} too: its placement is {row.placement}, and sharding "
+        f"saves {human_bytes(saved)} per rank"
     )
 
 

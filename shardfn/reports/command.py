@@ -21,12 +21,12 @@ def main(argv: Sequence[str]) -> int:
     """Write the report of a step. Returns 0; 2 on errors."""
     parser = argparse.ArgumentParser(
         prog="python -m shardfn report",
-        description="write a page about a step before it runs: does it fit, what bounds it, what "
-        "it sends",
+        description="write an HTML report on a step before the step runs: whether it fits in "
+        "memory, its bottleneck and its communication",
     )
-    parser.add_argument("target", help="module:function, as train:step")
+    parser.add_argument("target", help="the step as module:function, such as train:step")
     parser.add_argument(
-        "--mesh", type=sizes, required=True, help="names and sizes of axes, as dp=8,tp=4"
+        "--mesh", type=sizes, required=True, help="names and sizes of mesh axes, such as dp=8,tp=4"
     )
     parser.add_argument("--hardware", default="H100", help=f"one of {', '.join(HARDWARE)}")
     parser.add_argument(
@@ -35,9 +35,12 @@ def main(argv: Sequence[str]) -> int:
         default=[],
         dest="shapes",
         metavar="SHAPE",
-        help='an argument, as "f32[8@dp, 16]"; a function without arguments returns (step, args)',
+        help='the dtype and shape of one argument, such as "f32[8@dp, 16]"; without --arg the '
+        "function must return (step, args)",
     )
-    parser.add_argument("--path", default="report.html", help="of the page (report.html)")
+    parser.add_argument(
+        "--path", default="report.html", help="the path of the report (default: report.html)"
+    )
     options = parser.parse_args(argv)
     mesh = options.mesh
     try:

@@ -86,7 +86,7 @@ def _assumed(hardware: Hardware, axes: MeshAxes) -> str:
         for name, link in hardware.links(axes).items()
     ]
     return (
-        f"Assumed: products reach {products:.0%} of the device's peak, attention "
+        f"Assumptions: matrix products reach {products:.0%} of the device's peak, attention "
         f"{attention:.0%}, memory traffic {share.memory:.0%}; {'; '.join(links)}."
     )
 

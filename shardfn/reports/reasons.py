@@ -45,7 +45,7 @@ def reasons(
         reason = by_key.get(key_of_row(row), Reason(""))
         if row.buckets:
             if row.source is None:
-                why = "gradients or parameters of several lines, in one collective"
+                why = "one collective for gradients or parameters of several source lines"
                 reason = Reason(why, is_asked=row.kind == ALL_GATHER)
             reason = attrs.evolve(reason, lines=_lines_of_buckets(lowered, row, readers))
         suggestion = found.get(row)
@@ -126,7 +126,7 @@ def _by_key(lowered: Lowered) -> dict[Key, Reason]:
             asked = "the placement of a result" if step.node.op == "output" else "sf.constrain"
             reason = Reason(f"{asked} asks for it")
         elif step.source.number in parameters:
-            why = f"a parameter that is sharded over {axis}, where it is used"
+            why = f"a parameter sharded over {axis} is gathered where the code uses it"
             reason = Reason(why, is_asked=True)
         else:
             reason = _implicit(chosen, step, move.axis, transfer, made)
@@ -146,7 +146,10 @@ def _implicit(
 ) -> Reason:
     """Return why a collective that nothing asked for is sent, and a constraint that spares it."""
     op = x.op.removeprefix("aten.").removesuffix(".default")
-    why = f"{op} needs its argument {x.argument} as {x.wanted}, and it is {x.value}"
+    why = (
+        f"{op} needs its argument {x.argument} placed {x.wanted}, but the argument is placed "
+        f"{x.value}"
+    )
     if x.whole:
         why += f"; the op is computed replicated: {x.whole}"
     maker = made.get(step.source.number)

@@ -178,6 +178,6 @@ def _write(path: Path, page: str) -> None:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
         got = f"{str(path)!r} cannot be written: {error.strerror}"
-        fix = "the path of a file in a folder that exists"
+        fix = "give the path of a file in an existing folder"
         source = call_site()
         raise ShardError.of("report, path", got, fix=fix, source=source, arg_path="path") from error

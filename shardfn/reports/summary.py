@@ -106,14 +106,14 @@ class Summary:
         if not self.total or not self.bound:
             return []
         of_step = lambda seconds: f"{seconds / self.total:.0%} of the step"
-        waits = f"for {of_step(self.waits)} a rank only waits for collectives"
+        waits = f"during {of_step(self.waits)} a rank only waits for collectives"
         if self.bound != COMMUNICATION:
             share = of_step(self.parts[self.bound])
-            lines = [f"{capitalised(self.bound)} bounds it: {share}."]
+            lines = [f"{capitalised(self.bound)} bounds the step: {share}."]
             return [*lines, f"{capitalised(waits)}."] if self.waits >= MUCH * self.total else lines
         axis, sends = max(self.sends.items(), key=lambda item: item[1], default=("", 0.0))
-        busy = f", and those over {axis} are on their way for {of_step(sends)}" if axis else ""
-        return [f"Communication bounds it: {waits}{busy}."]
+        busy = f", and collectives over {axis} run during {of_step(sends)}" if axis else ""
+        return [f"Communication bounds the step: {waits}{busy}."]
 
     def contents(self) -> dict[str, Any]:
         """Return the figures as JSON has them."""

@@ -22,8 +22,8 @@ SHAPE = re.compile(r"\s*(\w+)\s*\[([^\]]*)\]\s*")  # f32[8@dp, 16]
 DIM = re.compile(r"\s*(\d+)\s*((?:@\s*\w+\s*)*)")
 NAMES = {name: dtype for dtype, name in DTYPES.items()}
 HOW = (
-    '--arg "f32[8, 16]" for each argument (f32[8@dp, 16] shards dim 0 over dp), or a function '
-    "without arguments that returns (step, arguments)"
+    'give --arg "f32[8, 16]" for each argument (f32[8@dp, 16] shards dim 0 over dp), or name '
+    "a function without arguments that returns (step, arguments)"
 )
 
 
@@ -62,7 +62,7 @@ def function_of(name: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except Exception as error:  # a module may raise anything
         got = f"{module_name} does not import: {type(error).__name__}: {error}"
-        fix = f"python -c 'import {module_name}', in the folder of the module"
+        fix = f"run python -c 'import {module_name}' in the folder of the module"
         raise ShardError.of(where, got, fix=fix) from error
     for part in path.split("."):
         if not hasattr(found, part):
@@ -95,12 +95,12 @@ def target_of(name: str, shapes: Sequence[str]) -> Target:
         return Target(fn, args, specs if is_placed else None)
     missing = _required(fn)
     if missing:
-        got = f"{name} takes {', '.join(missing)}, and no shapes are given"
+        got = f"{name} takes {', '.join(missing)}, but no shapes are given"
         raise ShardError.of("python -m shardfn report", got, fix=HOW)
     made = fn()
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         got = f"{name}() returns {type(made).__name__}"
-        needed = "(step, arguments): a function and a tuple of tensors or sf.ShapeDtypes"
+        needed = "a pair (step, arguments): a function, and a tuple of tensors or sf.ShapeDtypes"
         raise ShardError.of("python -m shardfn report", got, needed=needed, fix=HOW)
     step, args = made
     return Target(step, args if isinstance(args, tuple) else (args,))

@@ -36,8 +36,8 @@ from .options import Request
 
 OF_DTENSOR = "a DTensor"
 SAME_PROGRAM = (
-    "the same shapes, placements and Python branches on every rank; torch.where over the global "
-    "rows, torch.arange(len(x)), for what differs between parts of a batch"
+    "use the same shapes, placements and Python branches on every rank; if parts of a batch "
+    "differ, use torch.where over the global row numbers torch.arange(len(x))"
 )
 SAME_CONSTANTS = (
     "a number that is equal on all ranks: read a setting on rank 0, and send it to the others with "
@@ -79,7 +79,7 @@ def gathered(name: str, kind: str, mine: Any) -> list[Any]:
     if other is None:
         return [value for _, value in rows]
     lines = [f"rank {r} compares {rows[r][0]}" for r in (0, other)]
-    fix = "the same calls in the same order on every rank"
+    fix = "make the same calls in the same order on every rank"
     raise DivergenceError.of(name, "ranks are in different calls", *lines, fix=fix)
 
 
@@ -122,8 +122,8 @@ def agree_on_digest(name: str, placed: Placed, digest: str) -> None:
     digests = gathered(name, "digests of files", digest)
     other = next((r for r, x in enumerate(digests) if x != digests[0]), None)
     if other is not None:
-        got = f"ranks 0 and {other} load other files"
-        raise DivergenceError.of(name, got, fix="use the same file on all ranks")
+        got = f"ranks 0 and {other} load different files"
+        raise DivergenceError.of(name, got, fix="load the same file on all ranks")
 
 
 def _different(name: str, first: list[Any], others: list[Any], rank: int) -> DivergenceError:
@@ -134,7 +134,7 @@ def _different(name: str, first: list[Any], others: list[Any], rank: int) -> Div
     a, b = Line(*a), Line(*b)
     fix = SAME_PROGRAM
     if a.text in VERSIONS or b.text in VERSIONS:
-        fix = "one environment for all ranks"
+        fix = "use the same environment on all ranks"
     elif len({CONSTANTS.sub("", x.text) for x in (a, b)}) == 1:
         fix = SAME_CONSTANTS
     return DivergenceError.of(
@@ -162,7 +162,7 @@ def agree_on_collectives(name: str, placed: Placed, program: LocalProgram) -> No
             first = groups.setdefault(group, (at, text))
             wrong = wrong or _first_other(first, (at, text))
     if wrong is not None:
-        got = "ranks whose shards have other sizes communicate differently"
+        got = "ranks with shards of different sizes communicate differently"
         raise DivergenceError.of(name, got, *wrong, fix=SAME_COLLECTIVES)
 
 
@@ -264,8 +264,11 @@ def state_agreed(name: str, placed: Placed) -> Callable[[int], torch.Tensor] | N
         seeds = [] if seed is None else gathered(name, "a new seed of torch", seed)
         other = next((r for r, theirs in enumerate(seeds) if theirs != seeds[0]), None)
         if other is not None:
-            got = f"torch's seed is {seeds[0]} on rank 0, {seeds[other]} on rank {other}"
-            fix = "torch.manual_seed(seed) of one seed on all ranks, or sf.random.state.seed(seed)"
+            got = f"torch's seed is {seeds[0]} on rank 0, but {seeds[other]} on rank {other}"
+            fix = (
+                "call torch.manual_seed(seed) or sf.random.state.seed(seed) with the same seed on "
+                "all ranks"
+            )
             needed = "the same random numbers on all ranks"
             raise DivergenceError.of(name, got, needed=needed, fix=fix)
         return ambient.state.take(draws)
@@ -360,16 +363,19 @@ def _differing(request: Request, what: str, rows: tuple[Any, Any], rank: int) ->
     """
     where = f"{request.name}, {what}"
     source = call_site()
-    fix = "the same value on every rank (seed, then broadcast), "
-    fix += "or sf.from_local for a rank's own shard"
+    fix = "use the same value on every rank (set a seed, or broadcast), "
+    fix += "or sf.from_local if the value is this rank's shard"
     mine, theirs = map(_class_of, rows)
     got = f"{mine} that differs between rank 0 and rank {rank}"
     if mine == OF_DTENSOR:
-        got = f"a DTensor on a part of the mesh, and rank {rank} is on one that holds other values"
-        fix = "DTensor.from_local(x.to_local(), mesh, placements), on the whole mesh"
+        got = (
+            f"the DTensor is on a part of the mesh, and rank {rank} is on a part that holds other "
+            "values"
+        )
+        fix = "DTensor.from_local(x.to_local(), mesh, placements) on the whole mesh"
     if mine != theirs:
         got = f"{mine} on rank 0, {theirs} on rank {rank}"
-        fix = "sf.distribute or sf.from_local on every rank, or on none"
+        fix = "use sf.distribute or sf.from_local on every rank, or on none"
     needed = "a global value, the same on every rank"
     return DivergenceError.of(
         where, got, needed=needed, fix=fix, source=source, arg_path=what.removeprefix("argument ")

@@ -269,9 +269,11 @@ def _mesh(request: Request, leaves: list[Any]) -> Any:
     if request.may_be_of_ranks and request.mesh is None and mesh is not None:
         _refuse_parts(leaves, mesh)
     if mesh is None and request.needs_mesh:
-        fix = "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
+        fix = "shard(fn, mesh=...), or call the function inside `with use_mesh(mesh)`"
         source = call_site()
-        raise PlacementError.of(request.name, "there is no mesh", fix=fix, source=source)
+        raise PlacementError.of(
+            request.name, "no mesh is given, and no current mesh is set", fix=fix, source=source
+        )
     if mesh is not None:
         refuse_unusable_mesh(request.name, mesh)
     return mesh
@@ -384,8 +386,8 @@ def _prepared(name: str, x: Any) -> Any:
     if _compat.is_arriving(x):
         return x.wait()
     if isinstance(x, SimulatedTensor):
-        got = f"the local tensors of all ranks, each a {type(_shown(x)).__name__}"
-        fix = "the DTensor itself, or the tensors that it holds"
+        got = f"the argument holds local tensors of all ranks, each a {type(_shown(x)).__name__}"
+        fix = "pass the DTensor itself, or the inner tensors of its local tensors"
         raise TreeError.of(name, got, needed="a DTensor", fix=fix)
     return _turned(name, x) if isinstance(x, DTensor) else x
 
@@ -406,14 +408,14 @@ def _turned(name: str, x: DTensor) -> torch.Tensor:
     kind = type(_shown(x)).__name__
     rows = [_compat.opened(shard)[0] for shard in shards]
     if any(y.shape != x.shape for row, x in zip(rows, shards, strict=True) for y in row):
-        got = f"a DTensor of a {kind}, whose tensors have other shapes than it has"
+        got = f"the inner tensors of the DTensor's {kind} have other shapes than the {kind}"
         raise TreeError.of(
             name, got, fix=f"pass a {kind} of DTensors: sf.distribute(x, mesh, placements)"
         )
     shells = {_compat.opened(shard)[1].said for shard in shards}
     if len(shells) > 1:
-        got = f"a DTensor of {kind}s that differ by rank: {', '.join(sorted(shells))}"
-        raise TreeError.of(name, got, fix=f"{kind}s that say the same on all ranks")
+        got = f"the {kind} in the DTensor differs between ranks: {', '.join(sorted(shells))}"
+        raise TreeError.of(name, got, fix=f"use the same {kind} metadata on all ranks")
     held = [_global(list(column), x) for column in zip(*rows, strict=True)]
     shell = _compat.opened(_shown(x))[1]
     shell = attrs.evolve(shell, shape=tuple(x.shape), stride=x.stride())
@@ -433,8 +435,8 @@ def _global(locals_: list[torch.Tensor], like: DTensor) -> DTensor:
 
 SHOWN = 4  # paths in an error
 WITH_VALUES = (
-    "sf.init(module_fn, mesh, placements, key) or module.to_empty(device=...), which make them; "
-    "trace and lower need none"
+    "make the values by sf.init(module_fn, mesh, placements, key) or "
+    "module.to_empty(device=...); .trace and .lower need no values"
 )
 
 
@@ -460,7 +462,10 @@ def _check_containers(request: Request, arguments: Arguments) -> None:
         for found in tree_pairs.classes(x, path)
     ]
     if wrong:
-        source, fix = (call_site(), "a dict, list, tuple or NamedTuple of its tensors")
+        source, fix = (
+            call_site(),
+            "pass a dict, list, tuple or NamedTuple of the object's tensors",
+        )
         lines = [f"{path} is a {kind}" for path, kind in wrong]
         needed = "dict, OrderedDict, defaultdict, list, tuple, NamedTuple or deque"
         raise TreeError.of(
@@ -523,10 +528,13 @@ def refuse_lost_gradient(where: str, path: str, x: torch.Tensor) -> None:
     """
     if x.requires_grad and torch.is_grad_enabled():
         fix = (
-            "differentiate inside with shardfn's grad, and pass x.detach(), or call it under "
-            "torch.no_grad()"
+            "differentiate inside the function with sf.grad and pass x.detach(); or call the "
+            "function under torch.no_grad()"
         )
-        got, source = ("it requires grad, and autograd would not see through the call", call_site())
+        got, source = (
+            "the argument requires grad, but autograd cannot differentiate this call",
+            call_site(),
+        )
         raise ShardError.of(where, got, fix=fix, source=source, arg_path=path)
 
 
@@ -563,8 +571,8 @@ def refuse_without_values(
     names = ", ".join([*wrong[:SHOWN], *more])
     raise TreeError.of(
         name,
-        f"{'ShapeDtypes' if shapes else 'tensors on the meta device'}, without values: {names}",
-        needed="tensors with values, to run",
+        f"{'ShapeDtypes' if shapes else 'tensors on the meta device'} have no values: {names}",
+        needed="tensors with values, because the call runs the function",
         fix=WITH_VALUES,
         source=call_site(),
         arg_path=wrong[0],
@@ -594,8 +602,8 @@ def _of_each_rank(
         error = needs_ranks(where, mesh)
         error.is_for_good = False
         return error
-    fix = "sf.from_local(x, mesh, placements), a DTensor; or sf.jit, for code of one rank"
-    got = f"a {type(x).__name__}, the local tensors of {count} ranks"
+    fix = "pass the DTensor sf.from_local(x, mesh, placements); or use sf.jit for code of one rank"
+    got = f"the argument is a {type(x).__name__}, which holds the local tensors of {count} ranks"
     needed = "a global tensor or a DTensor"
     return TreeError.of(where, got, needed=needed, fix=fix, arg_path=path)
 
@@ -630,21 +638,21 @@ def _instead(x: Any, path: str) -> str:
     kind = type(x).__name__
     if isinstance(x, torch.nn.Module):
         if any(isinstance(p, DTensor) for p in x.parameters()):
-            return "a function that closes over the module; or static_argnums of jit"
+            return "close over the module; or add it to static_argnums of jit"
         return (
-            "fn, params, buffers = sf.functionalize(module), and its params and buffers as "
+            "fn, params, buffers = sf.functionalize(module), and pass params and buffers as "
             "arguments"
         )
     if path == "self":
-        bound = "the transform of the bound method, which is read when it is captured"
-        return f"{bound}; static_argnums=0 of jit or shard; or {kind} a NamedTuple"
+        bound = "transform the bound method, which shardfn reads at capture"
+        return f"{bound}; or use static_argnums=0 of jit or shard; or make {kind} a NamedTuple"
     if isinstance(x, (slice, range, set, frozenset, type(...))):
-        return f"static_argnums of jit or shard; or close over the {kind}"
+        return f"use static_argnums of jit or shard; or close over the {kind}"
     if type(x).__module__ == "numpy":
         return "torch.as_tensor(x); or x.item() for a constant"
     return (
-        "torch.as_tensor(x) for arrays; a dict, list, tuple or NamedTuple for a class that "
-        "holds tensors"
+        "use torch.as_tensor(x) for an array; use a dict, list, tuple or NamedTuple in place "
+        "of a class that holds tensors"
     )
 
 
@@ -683,10 +691,10 @@ def _misfit(request: Request, mesh: Any, wrong: list[tuple[str, str]]) -> Placem
     where, lines = f"{request.name}, argument {path}", [first]
     if len(wrong) > 1:
         where = f"{request.name}, {len(wrong)} arguments"
-        lines = ["placements that do not fit", *(f"{p}: {e}" for p, e in wrong)]
+        lines = ["in_placements do not fit the arguments", *(f"{p}: {e}" for p, e in wrong)]
     fix = (
-        "placements that fit each tensor and the mesh, such as P('axis') or None for the "
-        "argument's own"
+        "use placements that fit each tensor and the mesh, such as P('axis'), or None to keep "
+        "the argument's placement"
     )
     source = call_site()
     return PlacementError.of(
@@ -712,8 +720,11 @@ def specs_of(request: Request, arguments: Arguments) -> list[Any]:
     specs, wrong = tree_pairs.by_parameter(prefix, parameters, *opened, is_spec, count)
     if not wrong:
         return specs
-    lines = ["in_placements does not match the arguments", *wrong]
-    fix = "placements in the order of the parameters or by name; one P stands for a subtree"
+    lines = ["the tree of in_placements does not match the arguments", *wrong]
+    fix = (
+        "give placements in the order of the parameters or by name; one P applies to a whole "
+        "subtree"
+    )
     source = call_site()
     raise TreeError.of(request.name, *lines, fix=fix, source=source, placements=prefix)
 
@@ -724,13 +735,13 @@ def _check_device(device: torch.device, device_type: str) -> None:
         return
     if device.type != device_type:
         raise ValueError(
-            f"it lives on {device}, and the mesh is over {device_type} devices; "
-            "move it with x.to(...)"
+            f"the tensor is on {device}, but the mesh is over {device_type} devices; move the "
+            "tensor with x.to(...)"
         )
     if unnumbered(device).index is not None:
         raise ValueError(
-            f"it lives on {device}, and this rank's device is {numbered(device_type)}; "
-            f"torch.{device_type}.set_device(number) before, or x.to({device_type!r})"
+            f"the tensor is on {device}, but this rank's device is {numbered(device_type)}; "
+            f"call torch.{device_type}.set_device(number) first, or x.to({device_type!r})"
         )
 
 
@@ -745,7 +756,7 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> MeshPlacements:
         check_whole(spec, declared or ())
         return declared or ("R",) * len(axes.names)
     if x.device_mesh != mesh:
-        got = f"it lives on another mesh, {axes_of(x.device_mesh)}"
+        got = f"the DTensor is on another mesh, {axes_of(x.device_mesh)}"
         raise ValueError(f"{got}, and the function's is {axes}")
     own = marks_of(list(x.placements), x.shape, axes)
     check_pending(own, x.dtype)
@@ -753,8 +764,8 @@ def _marks(x: Any, spec: Any, mesh: Any, axes: MeshAxes) -> MeshPlacements:
         return own
     if not layout.agree(own, declared, axes.sizes):
         raise ValueError(
-            f"it is placed {describe(own, axes)}, in_placements says "
-            f"{describe(declared, axes)}; redistribute it outside"
+            f"the argument is placed {describe(own, axes)}, but in_placements says "
+            f"{describe(declared, axes)}; redistribute the argument before the call"
         )
     return declared
 
@@ -897,7 +908,7 @@ def _misfits(spec: Any, x: Any) -> Iterator[str]:
         if not isinstance(dim, int) or isinstance(dim, bool):
             yield f"{dim!r} is not a dim"
         elif not -rank <= dim < rank:
-            yield f"there is no dim {dim} in shape {tuple(x.shape)}"
+            yield f"the tensor has no dim {dim}: its shape is {tuple(x.shape)}"
     if isinstance(spec, dict):
         hints = {dim: _compat.dim_hint(hint) for dim, hint in spec.items()}
         wrong = [dim for dim, hint in hints.items() if hint is None and spec[dim]]

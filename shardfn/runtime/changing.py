@@ -83,16 +83,25 @@ def _note(request: Request, where: str, path: str, old: Any, new: Any) -> None:
 
 def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:
     if isinstance(new, types.FunctionType):
-        got = "a function that is made at each call, and each is captured and compiled by itself"
-        fix = "the function defined once, outside of the loop"
+        got = (
+            "the function is created anew for each call, so shardfn captures and compiles it each "
+            "time"
+        )
+        fix = "define the function once, outside of the loop"
     else:
         numbers = f"a Python number that changes: {old!r}, then {new!r}"
-        got = f"{numbers}; each value is a constant of one program, captured and compiled for it"
+        got = (
+            f"{numbers}; shardfn captures and compiles a program for each value, which is a "
+            "constant"
+        )
         if where.startswith("argument"):
-            fix = f"torch.tensor({path}), an input of one program for all values"
-            fix += "; or static_argnums of jit or shard, where there are few"
+            fix = f"torch.tensor({path}), which makes the value an input of a single program"
+            fix += "; or static_argnums of jit or shard, if there are only a few values"
         else:
-            fix = f"torch.tensor({path}) as an argument, an input of one program for all values"
+            fix = (
+                f"pass torch.tensor({path}) as an argument, which makes the value an input of a "
+                "single program"
+            )
     return problem(f"{request.name}, {where}", got, fix=fix, source=call_site())
 
 

@@ -223,12 +223,16 @@ def _refuse_other_signature(compiled: Compiled, leaves: list[Any], treedef: Any)
     if not wrong:
         return
     fix = (
-        "call the transformed function itself, which stages each signature; "
-        "an artefact has the one that it was saved for"
+        "call the transformed function itself, which compiles a program for each signature; "
+        "an artefact has only the signature that it was saved with"
     )
     name, source = f"compiled {compiled.request.name}", call_site()
     raise TreeError.of(
-        name, "the arguments differ from the compiled ones", *wrong, fix=fix, source=source
+        name,
+        "the arguments differ from those that the program was compiled for",
+        *wrong,
+        fix=fix,
+        source=source,
     )
 
 
@@ -246,8 +250,11 @@ def _refuse_transforms(compiled: Compiled, leaves: list[Any]) -> None:
     """
     name, placed = f"compiled {compiled.request.name}", compiled.placed
     if _compat.inside_transform():
-        fix, source = ("the transformed function itself, which the transform reads", call_site())
-        got = "it is called inside a transform of torch.func"
+        fix, source = (
+            "call the transformed function itself, which the transform can capture",
+            call_site(),
+        )
+        got = "the compiled function is called inside a transform of torch.func"
         raise ShardError.of(name, got, fix=fix, source=source)
     for i in placed.tensors:
         where = f"{name}, argument {placed.paths[i]}"

@@ -37,7 +37,9 @@ def _recordable(request: Any, _: Any, value: bool) -> None:
         got, needed = f"cuda_graphs is {value!r}", "True or False"
         raise ShardError.of(request.name, got, needed=needed)
     if value and request.backend != "inductor":
-        got = f"cuda_graphs=True with backend={request.backend!r}, which runs op by op"
+        got = (
+            f"cuda_graphs=True does not work with backend={request.backend!r}, which runs op by op"
+        )
         raise ShardError.of(request.name, got, fix="backend='inductor'")
 
 

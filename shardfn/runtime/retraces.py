@@ -15,8 +15,8 @@ from ..partition.rule_api import registry
 from ..placement import marks_of
 from .arguments import Placed
 
-FIRST = "it is the first call: nothing is staged yet"
-KNOWN = "a program for these arguments is staged already: nothing is retraced"
+FIRST = "this is the first call: no program exists yet"
+KNOWN = "a program for these arguments already exists: no retrace"
 SHOWN = 8  # differences that are printed
 
 
@@ -37,7 +37,7 @@ def retrace(name: str, entries: Sequence[Any], key: list[Any], placed: Placed, m
     closest = min(found, key=len)
     count = f"{len(entries)} earlier signature{'s' if len(entries) > 1 else ''}"
     more = [f"  ... {len(closest) - SHOWN} more"] if len(closest) > SHOWN else []
-    lines = [f"{name}: another signature; the closest of {count} differs in"]
+    lines = [f"{name}: the call has a new signature; the closest of {count} differs in"]
     return "\n".join([*lines, *(f"  {line}" for line in closest[:SHOWN]), *more])
 
 
@@ -70,7 +70,10 @@ def _is_for_one_size(entry: Any) -> bool:
 def _sizes(entry: Any, placed: Placed) -> Iterator[str]:
     """Describe how a call's sizes differ from those that the function was captured for."""
     if entry.fixed and placed.dynamic:
-        yield f"its sizes are constants, since it cannot be read with symbols: {entry.fixed}"
+        yield (
+            "sizes are constants, because the function cannot be captured with symbolic sizes: "
+            f"{entry.fixed}"
+        )
     if _is_for_one_size(entry):
         return
     leaves: list[Any] = [None] * len(placed.paths)
@@ -80,9 +83,9 @@ def _sizes(entry: Any, placed: Placed) -> Iterator[str]:
         return
     needs = entry.template.misfit(leaves)
     if needs is None:
-        yield "sizes only: partitioned again, and not captured again"
+        yield "only sizes differ: shardfn partitions again without a new capture"
     else:
-        yield f"captured again, since the captured function needs {needs}"
+        yield f"shardfn captures again, because the captured function needs {needs}"
 
 
 def _followed(entry: Any, placed: Placed) -> Iterator[str]:
@@ -92,12 +95,12 @@ def _followed(entry: Any, placed: Placed) -> Iterator[str]:
     before = {entry.paths[i] for i, flag in zip(tensors, flags, strict=False) if flag}
     now = {placed.paths[i] for i in placed.followed}
     yield from (
-        f"{path}: autograd follows it, and did not before"
+        f"{path}: autograd records it in this call, but did not before"
         for path in placed.paths
         if path in now - before
     )
     yield from (
-        f"{path}: autograd does not follow it, and did before"
+        f"{path}: autograd does not record it in this call, but did before"
         for path in entry.paths
         if path in before - now
     )
@@ -123,7 +126,7 @@ def _surroundings(entry: Any, world: Any, mesh: Any) -> Iterator[str]:
         now, before = (_mesh(m) for m in (mesh, entry.mesh))
         yield f"the mesh: {now}, was {before}{', another object' * (now == before)}"
     if entry.rules != registry.active():
-        yield "the rules of sf.rule: others"
+        yield "the set of rules registered by sf.rule has changed"
 
 
 def _mesh(mesh: Any) -> str:

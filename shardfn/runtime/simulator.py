@@ -225,7 +225,7 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
                 "ranks enter a collective with different counts",
                 _said(group[0], first),
                 _said(j, other),
-                needed="the counts of all ranks, equal on all of them",
+                needed="one matrix of counts that is equal on all ranks",
                 fix="get the counts from sf.all_gather over the axis",
             )
 
@@ -233,8 +233,8 @@ def _same_request(group: list[int], asked: dict[int, Request]) -> None:
 def _deadlock(asked: dict[int, Any]) -> DivergenceError:
     said = [_said(i, request) for i, request in sorted(asked.items())[:8]]
     waits = {
-        "collectives that the rest of their group never enters": Request,
-        "messages that nobody sends": Mail,
+        "collectives that the other ranks of the group never enter": Request,
+        "messages that no rank sends": Mail,
     }
     held = [
         text for text, kind in waits.items() if any(isinstance(r, kind) for r in asked.values())

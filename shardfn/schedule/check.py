@@ -116,13 +116,13 @@ def _has_phase(node: Node, axes: MeshAxes) -> bool:
 
 
 BOTH = (
-    Invariant("kind", _has_kind, "{node} is a {node.op}, and only inputs and calls are legal"),
+    Invariant("kind", _has_kind, "{node} is a {node.op}, but only inputs and calls are allowed"),
     Invariant("value", _has_value, "{node} has no value"),
-    Invariant("input", _takes_tensors, "{node} is an input, and must be a tensor"),
+    Invariant("input", _takes_tensors, "{node} is an input, so it must be a tensor"),
     Invariant("target", _is_callable, "{node} calls {node.target}, which must be an op or a loop"),
     Invariant("functional", _is_functional, "{node} writes in place, by {node.target}"),
-    Invariant("constants", _has_plain_constants, "{node} takes an object that is no constant"),
-    Invariant("phase", _has_phase, "{node} must be of the forward or the backward"),
+    Invariant("constants", _has_plain_constants, "{node} takes an object that is not a constant"),
+    Invariant("phase", _has_phase, "{node} must belong to the forward or to the backward"),
 )
 
 # After capture
@@ -177,15 +177,19 @@ def _fit(ndim: int, placements: Any) -> bool:
     return are_shards and len({x for x in placements if x in PARTIAL_KINDS}) <= 1
 
 
-RECORD = "{node} is a collective without a record, or the other way round"
+RECORD = "{node} is a collective without a record, or has a record without being a collective"
 LOCAL_GRAPH = (
     *BOTH,
     Invariant("record", _records, RECORD),
     Invariant(
         "axis", _is_on_the_mesh, "{node} is over {record.axis}, which is not an axis of {axes}"
     ),
-    Invariant("wait", _is_waited_for, "{node} must be read by one wait, and by nothing else"),
-    Invariant("prim", _is_placed, "{node} is a prim that partition must have placed"),
+    Invariant(
+        "wait", _is_waited_for, "{node} must be read by exactly one wait, and by no other node"
+    ),
+    Invariant(
+        "prim", _is_placed, "{node} is a shardfn primitive, which partition should have replaced"
+    ),
     Invariant("placements", _has_placements, "{node} has no placement for each axis of {axes}"),
 )
 # Those that are cheap enough to check after every pass.
@@ -239,11 +243,25 @@ def _keeps_value(step: steps.Step, axes: MeshAxes) -> bool:
 
 
 PLAN = (
-    Invariant("placements", _has_mesh_placements, "{node.node}: no placement for each axis"),
-    Invariant("moves", _moves_along, "{node.node}: the moves do not lead to the target"),
-    Invariant("collective", _moves_by_table, "{node.node}: a move is no collective of the table"),
-    Invariant("results", _has_all_tensors, "{node.node}: a slot is missing for a result"),
-    Invariant("arguments", _reads_arguments, "{node.node}: it reads more than its arguments"),
+    Invariant(
+        "placements", _has_mesh_placements, "{node.node}: a placement is missing for a mesh axis"
+    ),
+    Invariant(
+        "moves",
+        _moves_along,
+        "{node.node}: the steps of the redistribution do not lead to its target placements",
+    ),
+    Invariant(
+        "collective",
+        _moves_by_table,
+        "{node.node}: a step of the redistribution is not a known collective",
+    ),
+    Invariant("results", _has_all_tensors, "{node.node}: a result has no slot"),
+    Invariant(
+        "arguments",
+        _reads_arguments,
+        "{node.node}: the step reads values that are not its arguments",
+    ),
     Invariant("graphs", _plans_each_graph, "{node.node}: each graph of a loop must have a plan"),
     Invariant("value", _keeps_value, "{node.node}: a redistribution changes the value"),
 )
@@ -273,7 +291,9 @@ def check_plan(plan: Plan) -> None:
     made = {slot.number for slot in plan.ins} | {slot.number for _, slot in plan.cotangents}
     for step in plan.steps:
         missing = [slot for slot in step.read if slot.number not in made]
-        assert not missing, f"{step.node} reads a slot before it is made\n  invariant order"
+        assert not missing, (
+            f"{step.node} reads a slot before the slot is written\n  invariant order"
+        )
         made.update(slot.number for slot in step.made)
         for inner in step.plans if isinstance(step, steps.Nested) else ():
             check_plan(inner)

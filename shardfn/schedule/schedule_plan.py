@@ -29,7 +29,7 @@ from .check import check_plan
 from .data_flow import flow
 from .step_order import Item, sequence
 
-CAP_OR_PLAN = "one of them: a plan says where each bucket closes"
+CAP_OR_PLAN = "pass either caps or a plan: a plan states where each bucket closes"
 
 
 @attrs.frozen(eq=False)
@@ -176,11 +176,11 @@ def _refuse_no_plan(name: str, has_caps: bool, wanted: Any) -> None:
     if wanted is None:
         return
     if not isinstance(wanted, BucketPlan):
-        fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
+        fix = "pass fn.lower(...).plan, or BucketPlan.load(path)"
         got = f"a {type(wanted).__name__}"
         raise TreeError.of(f"{name}, plan", got, needed="a BucketPlan", fix=fix)
     if has_caps:
-        got = "lower is given caps and a plan"
+        got = "lower got both caps and a plan"
         raise TreeError.of(f"{name}, plan", got, fix=CAP_OR_PLAN)
 
 
@@ -233,7 +233,7 @@ def _refuse_unused_rows(bucketing: BucketPlan, levels: Sequence[Level], name: st
         ]
         raise TreeError.of(
             f"{name}, plan",
-            "it has collectives that this program does not have",
+            "the plan has collectives that this program does not have",
             *lines,
             fix=SAME_PROGRAM,
             arg_path=extra[0][0],

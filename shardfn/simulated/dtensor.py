@@ -138,7 +138,7 @@ def _without_array(x: SimulatedDTensor, method: str) -> ShardError:
     fix = f"sf.full(x).detach().{read}()"
     if x.numel() == 1:
         fix = f"x.item(), or {fix}"
-    got = f"{method}() of a DTensor, which torch has for plain tensors alone"
+    got = f"{method}() is called on a DTensor, but torch supports it only for plain tensors"
     return ShardError.of("a DTensor", got, fix=fix)
 
 

@@ -156,8 +156,11 @@ def _writes_only_ranks_own(func: Any, written: Iterable[Any]) -> None:
         ShardError: an argument that `func` writes to is a plain tensor with values.
     """
     if any(_has_values(x) and not isinstance(x, SimulatedTensor) for x in written):
-        got = "ranks write their own values to a plain tensor, which all of them have"
-        fix = "a DTensor: DTensor.from_local(x, mesh), before the optimizer is made"
+        got = "ranks write different values to a plain tensor, which all ranks share"
+        fix = (
+            "make the tensor a DTensor, DTensor.from_local(x, mesh), before you create the "
+            "optimizer"
+        )
         raise ShardError.of(f"{func}", got, fix=fix)
 
 
@@ -178,9 +181,11 @@ def _writes_to_every_part(func: Any, written: Iterable[Any]) -> None:
             continue
         if not all(_is_same(*pair) for pair in x._copies()):
             own = [x.ranks[k] if x.ranks else k for k in x.parts[0]]
-            got = f"a write to the local tensors of a DTensor on a part of a mesh, ranks {own}; "
-            got += "after it other parts hold other values"
-            fix = "to_local().clone(), or a DTensor on the whole mesh"
+            got = (
+                f"the code writes to local tensors of a DTensor on a part of a mesh, ranks {own}; "
+            )
+            got += "after the write other parts would hold different values"
+            fix = "write to to_local().clone(), or use a DTensor on the whole mesh"
             raise PlacementError.of(str(func), got, fix=fix)
 
 
@@ -200,8 +205,8 @@ def _is_followed(leaves: Sequence[Any]) -> bool:
             shapes = [tuple(shard.shape) for shard in x.shards[:8]]
             raise ShardError.of(
                 "a local tensor of simulated ranks that requires grad",
-                f"its shapes on these ranks are {shapes}",
-                fix="requires_grad_() of the DTensor, before its to_local()",
+                f"the tensor's shapes differ between ranks: {shapes}",
+                fix="call requires_grad_() of the DTensor before to_local()",
             )
     return bool(followed)
 
@@ -240,9 +245,12 @@ def _same_ranks(func: Any, tensors: Sequence[SimulatedTensor]) -> tuple[int, ...
     for x, ranks in zip(tensors, known, strict=True):
         is_unnamed = x.ranks is None or first.ranks is None
         if len(x.shards) != len(first.shards) or not (is_unnamed or x.ranks == first.ranks):
-            got = f"local tensors of ranks {[*known[0]]}, and of ranks {[*ranks]}"
-            fix = "to_local of DTensors on one mesh, or on its parts; or x.full_tensor()"
-            needed = "those of the same ranks, in one order"
+            got = (
+                f"the op combines local tensors of ranks {[*known[0]]} with local tensors of ranks "
+                f"{[*ranks]}"
+            )
+            fix = "use to_local of DTensors on the same mesh, or on parts of it; or x.full_tensor()"
+            needed = "local tensors of the same ranks, in the same order"
             raise PlacementError.of(str(func), got, needed=needed, fix=fix)
     return next((x.ranks for x in tensors if x.ranks is not None), None)
 
@@ -300,7 +308,7 @@ def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     what = "a DTensor in a simulated world"
     known = range(len(x.shards)) if x.ranks is None else x.ranks
     if not {*ranks} <= {*known}:
-        got = f"the local tensors of ranks {[*known]}, on a mesh of ranks {[*ranks]}"
+        got = f"the local tensors belong to ranks {[*known]}, but the mesh has ranks {[*ranks]}"
         fix = "sf.distribute(sf.full(dtensor), mesh, placements)"
         raise PlacementError.of(what, got, fix=fix, mesh=mesh)
     own = [x.of_rank(rank) for rank in ranks]
@@ -310,8 +318,8 @@ def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         theirs = [x.of_rank(rank) for rank in part]
         pairs = zip(own, theirs, strict=True)
         if not all(_is_same(a, b) for a, b in pairs):
-            got = f"a part of a mesh, ranks {[*ranks]}; ranks {part} hold other values"
-            fix = "DTensor.from_local(x, mesh, placements) on the whole mesh"
+            got = f"the mesh is a part with ranks {[*ranks]}, but ranks {part} hold other values"
+            fix = "DTensor.from_local(x, mesh, placements) with the whole mesh"
             raise PlacementError.of(what, got, fix=fix, mesh=mesh)
     return SimulatedTensor(own, shown(mesh), ranks=ranks)
 
@@ -440,7 +448,7 @@ def _to_meta(x: Any) -> Any:
 def _unread(what: Any) -> FakeValueError:
     fix = "fake_world(n, numerics=True) computes true values"
     return FakeValueError.of(
-        str(what), "a value is read in a world without values (numerics=False)", fix=fix
+        str(what), "the code reads a value, but the world has no values (numerics=False)", fix=fix
     )
 
 

@@ -30,7 +30,7 @@ def to_bytes(made: _compat.Generated) -> bytes:
     devices = {name: str(x.device) for name, x in made.constants.items()}
     strides = {name: x.stride() for name, x in made.constants.items()}
     if any(x.stride() != strides[name] for name, x in constants.items()):
-        raise ValueError("a constant that is not contiguous")
+        raise ValueError("a constant tensor is not contiguous")
     text = json.dumps({**header, "devices": devices}).encode()
     try:
         tensors = save(constants) if constants else b""

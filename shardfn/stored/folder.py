@@ -67,7 +67,7 @@ class Folder:
             with contextlib.suppress(OSError):  # a folder that is only read
                 os.utime(path)  # the files that are used last stay
             return text
-        self.refuse(name, "it is damaged, or was not stored by you")
+        self.refuse(name, "the file is damaged, or another user stored it")
         return None
 
     def refuse(self, name: str, reason: str) -> None:
@@ -85,7 +85,7 @@ class Folder:
             complete_files.write(self.path / f"{name}{SUFFIX}", code + text)
             self._shrink()
         except OSError as error:
-            complain(f"compilations are not stored in {self.path}: {error}")
+            complain(f"compilations are not cached in {self.path}: {error}")
 
     @contextlib.contextmanager
     def alone(self, name: str) -> Iterator[None]:
@@ -152,7 +152,7 @@ class Folder:
             complete_files.write(self.path / KEY, secrets.token_bytes(BITS))
             found = self._key()
         if found is None:
-            raise OSError(errno.EIO, "its key cannot be read back")
+            raise OSError(errno.EIO, "the cache key cannot be read back")
         return found
 
 
@@ -166,7 +166,7 @@ def own_folder() -> Folder | None:
     problem = not_private(path)
     if problem is None:
         return Folder(path)
-    complain(f"compilations are not stored in {path}: {problem}")
+    complain(f"compilations are not cached in {path}: {problem}")
     return None
 
 

@@ -15,4 +15,4 @@ def parsed(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+        raise ValueError("the values are nested too deeply") from None

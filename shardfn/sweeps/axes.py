@@ -46,7 +46,7 @@ def _axes(where: str, shape: tuple[int, ...], names: tuple[str, ...]) -> MeshAxe
     if len(names) < len(shape):
         raise PlacementError.of(
             f"{where}, axis_names",
-            f"{len(names)} names for a mesh of shape {shape}",
+            f"axis_names has {len(names)} names, but the mesh has shape {shape}",
             fix=f"axis_names with {len(shape)} names",
             arg_path="axis_names",
         )

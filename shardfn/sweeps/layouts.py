@@ -72,7 +72,7 @@ def layouts_of(
         raise PlacementError.of(
             f"{where}, strategies",
             f"it is {described(strategies)}",
-            needed="a list of names, or a dict of names and placements",
+            needed="a list of names of strategies, or a dict from names to placements",
             fix="strategies=['ddp', 'zero3', 'auto']",
             arg_path="strategies",
         )

@@ -124,7 +124,7 @@ def _does_not_fit(where: str, row: Row) -> PlacementError:
     name = f"{schedule.name}, {schedule.microbatches} microbatches,"
     return PlacementError.of(
         f"{where}, memory",
-        f"{name} do not fit in {human_bytes(int(limit))} a rank of {row.axes}",
+        f"{name} do not fit in {human_bytes(int(limit))} per rank of {row.axes}",
         f"{human_bytes(row.peak)}{row.fullest}, {human_seconds(row.time.total)} a step",
         fix="use a schedule that keeps fewer microbatches, or smaller microbatches",
         arg_path="memory",

@@ -192,7 +192,7 @@ def _pairs(
         if size is not None and size not in counts
     ]
     wrong += [
-        f"{x.name} has {x.coordinates} coordinates, and no mesh has {axis}={x.coordinates}"
+        f"{x.name} has {x.coordinates} coordinates, but no mesh has {axis}={x.coordinates}"
         for x in schedules
         if x.coordinates not in sizes.values()
     ]
@@ -200,7 +200,8 @@ def _pairs(
         raise ScheduleError.of(
             f"{where}, pipelines",
             *wrong,
-            needed=f"for each schedule a mesh whose axis {axis!r} has as many coordinates",
+            needed=f"for each schedule a mesh whose axis {axis!r} has the schedule's number of "
+            "coordinates",
             fix=f"meshes=[{{{axis!r}: 4, 'dp': 2}}], pipelines=[sf.schedules.gpipe(4, 8)]",
         )
     return {(a, x) for a in meshes for x in schedules if x.coordinates == sizes[a]}

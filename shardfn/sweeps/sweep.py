@@ -111,7 +111,7 @@ def sweep(
         raise ShardError.of(
             f"{where}, hardware",
             f"it is {described(hardware)}",
-            needed="a list of sf.Hardwares or names",
+            needed="a list of sf.Hardware or of names of devices",
             fix="hardware=['H100', 'H200']",
         )
     models = [hardware_of(x, f"{where}, hardware") for x in hardware]

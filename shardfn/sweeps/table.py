@@ -253,9 +253,11 @@ class Sweep:
 
     def _legend(self) -> list[str]:
         """Return what the marks mean."""
-        lines = [f"  {FRONT} no row that fits is both faster and smaller"] if self.front else []
+        lines = (
+            [f"  {FRONT} no other row that fits is both faster and smaller"] if self.front else []
+        )
         over = [row for row in self.rows if row.excess]
-        return [*lines, *([f"  {OVER} above the memory of a rank"] if over else [])]
+        return [*lines, *([f"  {OVER} needs more memory than a rank has"] if over else [])]
 
 
 def sweep_of(name: str, rows: Iterable[Row], refused: Iterable[Refused]) -> Sweep:

@@ -33,7 +33,7 @@ EXAMPLES = {
 }
 USES = {
     MICROBATCHES: "sf.accumulate",
-    REMAT: "sf.checkpoint as its policy",
+    REMAT: "sf.checkpoint as policy=",
     SCHEDULE: "pipelined_grad",
 }
 PLACES = "lambda mesh, schedule: (sf.strategy('pipeline', params, mesh).params, None)"
@@ -76,8 +76,8 @@ def variants_of(where: str, fn: Callable[..., Any], choices: Mapping[str, Any]) 
             error = ScheduleError if key == SCHEDULE else ShardError
             raise error.of(
                 f"{where}, fn",
-                f"it takes no {key}",
-                needed=f"a function of its arguments and of {key}=, which it gives to {USES[key]}",
+                f"the function takes no argument {key}",
+                needed=f"a function that also takes {key}= and passes it to {USES[key]}",
                 fix=EXAMPLES[key],
             )
     rows = itertools.product(*given.values())
@@ -166,8 +166,8 @@ def refuse_other_schedule(where: str, programs: Sequence[LocalProgram], schedule
     if not runs:
         raise ScheduleError.of(
             f"{where}, pipelines",
-            f"{schedule.name} is not used: no parameter is on a stage, or fn calls no "
-            "pipelined_grad",
+            f"{schedule.name} is not used: no parameter is on a pipeline stage, or fn does not "
+            "call pipelined_grad",
             fix=f"in_placements={PLACES}",
         )
     for k, actions in runs:
@@ -175,7 +175,8 @@ def refuse_other_schedule(where: str, programs: Sequence[LocalProgram], schedule
         if not all((x.kind, x.stage, x.microbatch) in table for x in actions):
             raise ScheduleError.of(
                 f"{where}, fn",
-                f"it was called with {schedule.name}, and its pipelined_grad has another schedule",
+                f"the function was called with {schedule.name}, but its pipelined_grad uses "
+                "another schedule",
                 fix=EXAMPLES[SCHEDULE],
             )
 

@@ -91,7 +91,7 @@ def _kept(name: str, paths: tuple[str, ...], keep: tuple[str, ...]) -> tuple[boo
     ]
     if unused:
         lines = [
-            f"{text!r} matches no parameter; near are {', '.join(near(text, paths))}"
+            f"{text!r} matches no parameter; similar paths are {', '.join(near(text, paths))}"
             for text in unused
         ]
         raise ShardError.of(

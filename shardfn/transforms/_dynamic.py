@@ -71,13 +71,13 @@ def _check(x: Any, dims: tuple[Any, ...]) -> None:
     Raises:
         ShardError: it is not a tensor, or has no such dims.
     """
-    fix, source = "mark_dynamic(x, 0), for the first dim of a tensor", call_site()
+    fix, source = "mark_dynamic(x, 0) for the first dim of a tensor x", call_site()
     if not isinstance(x, torch.Tensor):
         got = f"a {type(x).__name__}"
         raise ShardError.of("mark_dynamic", got, needed="a tensor", fix=fix, source=source)
     wrong = [d for d in dims if not (is_number(d) and -x.dim() <= d < x.dim())]
     if wrong:
-        got = f"there is no dim {', '.join(map(repr, wrong))} in shape {tuple(x.shape)}"
+        got = f"the tensor has no dim {', '.join(map(repr, wrong))}: its shape is {tuple(x.shape)}"
         needed = f"ints from {-x.dim()} to {x.dim() - 1}" if x.dim() else "a tensor with dims"
         raise ShardError.of("mark_dynamic, dim", got, needed=needed, fix=fix, source=source)
 
@@ -89,6 +89,6 @@ def refuse_inside() -> None:
     Raises:
         CaptureError: always.
     """
-    got = "it is called inside of a captured function, whose sizes are known by then"
-    fix = "mark the argument before the call, or dynamic= of jit and shard"
+    got = "the call is inside a captured function, where sizes are already fixed"
+    fix = "mark the argument before the call, or use dynamic= of jit or shard"
     raise CaptureError.of("mark_dynamic", got, fix=fix)

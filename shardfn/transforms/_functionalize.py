@@ -173,9 +173,9 @@ def check_names(
             for label, keys in (("it lacks", missing), ("it has also", extra))
             if keys
         ]
-        fix = f"the {what} that functionalize returned, or others under the same names"
+        fix = f"pass the {what} that functionalize returned, or a dict with the same names"
         if any(k in others for k in extra):
-            fix += "; parameters that were frozen (requires_grad=False) are among the buffers"
+            fix += "; frozen parameters (requires_grad=False) are in buffers"
         raise TreeError.of(
             f"{name}, argument {what}",
             *lines,
@@ -291,10 +291,10 @@ def _stand_in(x: torch.Tensor) -> torch.Tensor:
 def _refuse(module: Any) -> None:
     kind = type(module).__name__
     if not isinstance(module, torch.nn.Module):
-        fix = "functionalize(model); a function is one already"
+        fix = "call functionalize(model) with the module; a function needs no functionalize"
         raise TreeError.of("functionalize", f"a {kind}", needed="an nn.Module", fix=fix)
     if isinstance(module, torch.jit.ScriptModule):
-        fix = "the Python module that it was made from"
+        fix = "pass the Python module from which it was compiled"
         raise TreeError.of(
             f"functionalize({kind})", "a TorchScript module", needed="a module in Python", fix=fix
         )
@@ -305,7 +305,7 @@ def _refuse(module: Any) -> None:
     refuse_unshaped(f"functionalize({kind})", tensors)
     placed = [name for name, x in tensors if isinstance(x, DTensor)]
     if placed:
-        fix = "functionalize first, then sf.distribute(params, mesh, placements)"
+        fix = "call functionalize first, then sf.distribute(params, mesh, placements)"
         raise TreeError.of(
             f"functionalize({kind})",
             f"{', '.join(placed)} is a DTensor",

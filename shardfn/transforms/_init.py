@@ -109,7 +109,7 @@ def refuse_inside() -> None:
     raise CaptureError.of(
         "init",
         "the call is inside a captured function, which cannot make modules",
-        fix="call it outside of the function, and pass the parameters in",
+        fix="call sf.init outside of the function, and pass the parameters as an argument",
     )
 
 
@@ -134,7 +134,7 @@ def _placements(
                 name,
                 f"{pattern!r} matches no parameter and no buffer",
                 needed=f"names such as {', '.join(every[:4])}",
-                fix="a pattern such as '**.weight'",
+                fix="use a pattern such as '**.weight'",
                 arg_path=f"placements[{pattern!r}]",
             )
     found = {path: _first(path, given) for path in every}

@@ -145,7 +145,7 @@ def check_alike(
         fix = fix or (
             f"make {first} with tree_map over {second}, such as sf.tree_map(torch.zeros_like, ...)"
         )
-        got, needed = (f"{first} do not match {second}", "one tree, shapes and dtypes")
+        got, needed = (f"{first} do not match {second}", "the same tree, shapes and dtypes")
         raise TreeError.of(
             where, got, *lines, needed=needed, fix=fix, arg_path=rows[0][0] if rows[0] else None
         )
@@ -208,19 +208,19 @@ def check_leaves(
 NEEDED = {
     "floating": (
         "floating tensors, or None",
-        "torch.tensor(x) for a number; argnums, or a closure, for all other values",
+        "torch.tensor(x) for a number; for other values use argnums or a closure",
     ),
     "results": (
         "floating results, or None",
         (
-            "x.float() of a result that is to be differentiated; has_aux=True for (result, "
-            "aux) otherwise"
+            "return x.float() of a result x that is to be differentiated; for other results "
+            "return (result, aux) with has_aux=True"
         ),
     ),
-    "primals": ("tensors; a float only as a tensor", "torch.tensor(x) for a float"),
+    "primals": ("tensors (a float must be a tensor)", "torch.tensor(x) for a float"),
     "numbers": (
         "tensors, numbers or None",
-        "return values other than tensors outside of the function",
+        "compute values that are not tensors outside of the function",
     ),
 }
 

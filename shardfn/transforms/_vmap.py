@@ -179,7 +179,7 @@ def spread(where: str, what: str, prefix: Any, tree: Any, path: str) -> list[int
     """Broadcast a prefix tree of axes over a tree: one axis for every leaf."""
     prefix = tuple(prefix) if isinstance(prefix, list) and isinstance(tree, tuple) else prefix
     axes, wrong = tree_pairs.pair(prefix, tree, ("the axes", "the leaves"), path, is_axis)
-    strangers = [f"{axis}, which is not an axis" for axis in axes if not is_axis(axis)]
+    strangers = [f"{axis} is not the number of a dim" for axis in axes if not is_axis(axis)]
     check_prefix(f"{where}, {what}", str(prefix), tuple(wrong or strangers))
     return axes
 
@@ -198,7 +198,7 @@ def check_prefix(where: str, prefix: str, wrong: tuple[str, ...]) -> None:
         TreeError: it does not.
     """
     if wrong:
-        fix = "one int or None for all of it, or the same structure"
+        fix = "give one int or None for the whole tree, or a tree with the same structure"
         raise TreeError.of(where, prefix, *wrong, needed="a prefix tree of axes", fix=fix)
 
 
@@ -224,9 +224,9 @@ def batch_size(
         if axis is None or leaf == "NoneType":
             continue
         if shape is None:
-            wrong.append(f"{path} is a {leaf} and has no axis {axis}")
+            wrong.append(f"{path} is a {leaf}, so it has no dim {axis}")
         elif not -len(shape) <= axis < len(shape):
-            wrong.append(f"{path} is of shape {shape} and has no axis {axis}")
+            wrong.append(f"{path} has no dim {axis}: its shape is {shape}")
         else:
             found.append((path, axis, shape[axis]))
     sizes = {n for _, _, n in found} | ({size} if size is not None else set())
@@ -236,7 +236,7 @@ def batch_size(
     if not sizes and not wrong:
         wrong = ["no argument is mapped, and axis_size is not given"]
     if wrong:
-        fix = "in_axes with None for arguments that all samples share, and axes of one size"
+        fix = "set in_axes to None for arguments that all samples share, and map dims of equal size"
         raise TreeError.of(name, *wrong, needed="mapped axes of equal sizes", fix=fix)
     return sizes.pop()
 
@@ -254,12 +254,12 @@ def check_outs(
     check_leaves(name, "a result cannot be stacked", paths, leaves, "numbers")
     dims = [0 if isinstance(leaf, str) else len(leaf[0]) for leaf in leaves]
     wrong = [
-        f"{path} has {n + 1} dims with the mapped axis, and has no axis {axis}"
+        f"{path} has no dim {axis}: with the mapped dim it has {n + 1} dims"
         for path, n, axis in zip(paths, dims, axes, strict=True)
         if axis is not None and not -n - 1 <= axis <= n
     ]
     if wrong:
-        fix = "out_axes from 0 to the number of dims of one sample's result"
+        fix = "give out_axes from 0 to the number of dims of one sample's result"
         raise TreeError.of(f"{name}, out_axes", *wrong, fix=fix)
 
 
@@ -271,7 +271,7 @@ def check_settings(name: str, axis_size: Any, axis_name: Any) -> None:
         TreeError: a size that is not a positive int, or a name that is not a str.
     """
     if axis_size is not None and not (is_number(axis_size) and axis_size > 0):
-        fix = "axis_size=None where an argument is mapped"
+        fix = "axis_size=None, since an argument is mapped"
         got = f"axis_size is {axis_size!r}"
         raise TreeError.of(f"vmap({name}), axis_size", got, needed="a positive int", fix=fix)
     if axis_name is not None and not (isinstance(axis_name, str) and axis_name):

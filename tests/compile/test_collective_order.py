@@ -173,7 +173,7 @@ def test_a_compiler_that_changes_the_order_is_refused() -> None:
         )
     first = lowered.collectives[0].kind
     assert str(error.value) == "\n".join([
-        "f: the compiler changed the order of collectives",
+        "f: Inductor changed the order of the program's collectives",
         f"  collective 0 is all_reduce in the code, {first} in the schedule",
-        '  try: backend="aten", which runs the schedule as it is',
+        '  try: backend="aten", which keeps the order of the schedule',
     ])  # fmt: skip

@@ -125,7 +125,7 @@ def test_a_closed_over_dtensor_and_a_plain_parameter_are_named() -> None:
         layer.weight = torch.nn.Parameter(weight)
         layer.requires_grad_(False)
         text = refused(sf.CaptureError, lambda: sf.jit(layer)(X))
-        closed_over = "a tensor that the function closes over"
+        closed_over = "a closed-over tensor"
         assert f"  weight, {closed_over}: a DTensor of shape (4, 2)\n" in text
         assert f"  bias, {closed_over}: a plain tensor of shape (4,)\n" in text
 
@@ -156,8 +156,8 @@ def test_a_mesh_of_another_world(case: str) -> None:
     with sf.fake_world(2):
         call = MESHES[case](mesh)
         text = refused(sf.PlacementError, lambda: call(X))
-    assert "a mesh of 4 ranks in a world of 2" in text
-    assert "try: make the mesh inside the world that uses it" in text
+    assert "the mesh has 4 ranks, but the world has 2" in text
+    assert "try: make the mesh inside the world that uses the mesh" in text
 
 
 def test_a_dtensor_of_another_world() -> None:
@@ -167,9 +167,9 @@ def test_a_dtensor_of_another_world() -> None:
         mine = sf.distribute(X, mesh, P("dp"))
         closed_over = sf.jit(lambda x: (x + d).to_local())
         text = refused(sf.PlacementError, lambda: sf.jit(torch.sin)(d))
-        assert "a mesh of 4 ranks in a world of 2" in text
+        assert "the mesh has 4 ranks, but the world has 2" in text
         text = refused(sf.PlacementError, lambda: sf.shard(lambda x: x, mesh)(d))
-        assert "argument x: it lives on another mesh, (dp=4)" in text
+        assert "argument x: the DTensor is on another mesh, (dp=4)" in text
         text = refused(sf.PlacementError, lambda: closed_over(mine))
         assert text.startswith("a closed-over DTensor: a mesh of 4")
 
@@ -181,7 +181,7 @@ def test_a_mesh_without_this_rank(transform: str) -> None:
         fn = lambda x: distribute_tensor(x, part, S)
         call = staged(transform, fn, part, 1)
         text = refused(sf.PlacementError, lambda: call(X))
-    assert "rank 0 is not in its mesh, of ranks [1, 3]" in text
+    assert "rank 0 is not in the mesh, which has the ranks [1, 3]" in text
 
 
 CONTRADICTING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {

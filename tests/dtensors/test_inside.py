@@ -183,8 +183,11 @@ def test_a_gradient_that_torch_may_have_wrong_is_refused(answers: Any) -> None:
     for found in ranks:
         text = found["unsaid"]
         assert text.startswith("DTensor.to_local: all ranks of dp")
-        assert "needed: whether ranks have the same gradient of it or terms of a sum" in text
-        assert "to_local(grad_placements=[Partial()]) for the sum over ranks" in text
+        assert (
+            "needed: to_local's grad_placements: equal gradients on all ranks, or terms of a sum"
+            in text
+        )
+        assert "or [Partial()] to sum over ranks" in text
         assert "programs.py" in text
 
 

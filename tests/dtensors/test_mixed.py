@@ -453,7 +453,9 @@ def test_a_compiled_program_takes_and_returns_each_ranks_own(mesh: Any) -> None:
         out = compiled(local(), w)
         assert_close(sf.full(out["d"]), X * 2)
         same(out["every"], *[X * 2 + x.sum() for x in ROWS])
-        with pytest.raises(sf.TreeError, match="the arguments differ from the compiled ones"):
+        with pytest.raises(
+            sf.TreeError, match="the arguments differ from those that the program was compiled for"
+        ):
             compiled(SimulatedTensor([ROWS[0][:2]] * 2), w)
 
 

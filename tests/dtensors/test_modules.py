@@ -146,8 +146,8 @@ def test_parameters_without_a_part_in_a_result_have_no_gradient() -> None:
             assert [g is None for g in staged] == [g is None for g in eager]
             for a, b in zip(staged, eager, strict=True):
                 assert_close(a, b) if b is not None else None
-            assert "its backward is differentiated, with create_graph" in refusal
-            assert "try: sf.grad or sf.hessian of the function inside" in refusal
+            assert "the backward of the call is differentiated, by create_graph" in refusal
+            assert "try: use sf.grad or sf.hessian inside" in refusal
 
 
 def test_a_pair_of_layers_sends_one_all_reduce() -> None:

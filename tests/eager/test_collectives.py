@@ -91,10 +91,10 @@ def _from_another() -> None:
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "a message": (_sent, "a message between two ranks"),
-    "an exchange": (_exchanged, "its result differs between ranks, and is written"),
-    "ranks of a part": (_of_other_values, "a tensor of 2 ranks, in a world of 4"),
-    "coalesced": (_coalesced, "it is called on a simulated tensor"),
-    "a list elsewhere": (_from_another, "the list of another rank"),
+    "an exchange": (_exchanged, "the result differs between ranks, but is written"),
+    "ranks of a part": (_of_other_values, "the tensor belongs to 2 ranks, but the world has 4"),
+    "coalesced": (_coalesced, "the collective is called on a simulated tensor"),
+    "a list elsewhere": (_from_another, "the list is given on another rank"),
 }
 
 

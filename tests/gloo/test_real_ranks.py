@@ -143,8 +143,8 @@ def test_a_plain_tensor_that_differs_between_ranks_is_found_when_asked() -> None
 
 DIFFERS = """shard(<lambda>), argument x: a plain tensor that differs between rank 0 and rank 1
   needed: a global value, the same on every rank
-  try: the same value on every rank (seed, then broadcast), or sf.from_local for a rank's own \
-shard"""
+  try: use the same value on every rank (set a seed, or broadcast), or sf.from_local if the \
+value is this rank's shard"""
 
 
 def disagreeing() -> str:
@@ -205,4 +205,4 @@ def test_ranks_compare_constants_by_value_and_versions_but_not_the_paths_of_file
     assert "try: a number that is equal on all ranks: read a setting on rank 0" in number
     assert "rank 0: " in body and "[0]" in body and "[1]" in body
     assert f"rank 0: torch {torch.__version__}\n  rank 1: torch 1.0" in versions
-    assert "try: one environment for all ranks" in versions
+    assert "try: use the same environment on all ranks" in versions

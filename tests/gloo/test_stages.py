@@ -138,7 +138,7 @@ def test_ops_of_a_script_are_right_or_refused(n: int) -> None:
         placed = "[Stage(0, chunk=2)]" if n == 2 else "[Stage(1), Shard(dim=0)]"
         stage = "Stage(0, chunk=2)" if n == 2 else "Stage(1)"
         spec = "P(pp=Stage(0, chunk=2))" if n == 2 else "P(pp=1)"
-        unknown = "torch's DTensor knows no sf.Stage"
+        unknown = "torch's DTensor does not support sf.Stage"
         it = f"of a DTensor: it is placed {placed}, and {unknown}"
         assert rank["refused"] == {
             "sum": f"aten.sum.default {it}",
@@ -147,7 +147,8 @@ def test_ops_of_a_script_are_right_or_refused(n: int) -> None:
             "redistribute": f"redistribute {it}",
             "to a stage": f"redistribute of a DTensor: to {stage}: {unknown}",
             "no shape": (
-                f"from_local: {spec} without a shape: ranks of other stages cannot know it"
+                f"from_local: {spec} needs a shape, because ranks of other stages do not know "
+                "the shape"
             ),
         }
 
@@ -205,4 +206,7 @@ def on_part() -> dict[str, Any]:
 def test_stages_of_a_part_of_a_mesh() -> None:
     for rank in run_ranks(4, on_part):
         assert torch.equal(rank["full"], X) and torch.equal(rank["double"], 2 * X)
-        assert "a DTensor on a part of the mesh, and rank 1 is on one that holds" in rank["error"]
+        assert (
+            "the DTensor is on a part of the mesh, and rank 1 is on a part that holds"
+            in rank["error"]
+        )

@@ -71,7 +71,7 @@ def test_a_missing_package_names_its_use_and_its_fix(monkeypatch):
     assert doctor.rich() == Finding(
         "rich",
         False,
-        "Not installed: it draws the tables of the demonstration; without it they are plain text.",
+        "Not installed: rich draws the tables of the demo; without rich the tables are plain text.",
         "pip install 'shardfn[viz]'",
     )
     assert doctor.optree().needed
@@ -102,7 +102,7 @@ def test_the_usual_compiler_builds(monkeypatch):
 def test_no_gpu_is_no_fault(monkeypatch):
     monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
     assert doctor.gpu() == Finding(
-        "GPU", False, "No GPU that torch can use: everything runs on the CPU."
+        "GPU", False, "torch finds no GPU that it can use: everything runs on the CPU."
     )
 
 

@@ -90,7 +90,7 @@ def test_implicit_transfers_of_a_branch_are_warned_of_with_a_placement() -> None
     places = (8,), ("dp",), (P(), P(None, "dp"))
     sends, *_ = said(fn, args, *places, planner="greedy")
     first, _, fix = sends.splitlines()
-    assert "112.0 MiB of activations that no placement asks for" in first
+    assert "112.0 MiB of activations in implicit collectives" in first
     assert "most of them by all_gather over dp for mm" in first
     assert fix.startswith("  try: x at P('dp') in place of P(None, 'dp')")
 
@@ -113,7 +113,7 @@ def test_activations_that_another_placement_does_not_send_are_warned_of() -> Non
     (text,) = said(GRAD, args, (8,), ("dp",), places, planner="greedy")
     first, source, fix = text.splitlines()
     assert first.startswith("shard(grad(language_model)): a rank sends 1")
-    assert "MiB of activations that no placement asks for" in first
+    assert "MiB of activations in implicit collectives" in first
     assert "test_auto.py:" in source
     assert fix.startswith("  try: p['emb'] at P('dp') in place of P(None, 'dp'), with which")
     assert said(GRAD, args, (8,), ("dp",), places) == []  # planned

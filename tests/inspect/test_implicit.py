@@ -138,8 +138,8 @@ def test_s8_5_with_the_strict_setting_it_is_refused_with_op_placements_and_line(
         sharded(sort, P(None, "dp"), implicit_comm="error")(X)
     lines = HERE.sub("HERE", str(caught.value)).splitlines()
     assert lines[1] == (
-        "  all_gather of self over dp (192 B) for aten.sort.default at HERE: self is "
-        "f64[6, 4@dp]; replicated, it would need no transfer"
+        "  all_gather of self over dp (192 B) for aten.sort.default at HERE: self is f64[6, "
+        "4@dp]; placed replicated the argument would need no transfer"
     )
     assert lines[2] == (
         "  aten.sort.default(self f64[6, 4@dp]) at HERE is computed replicated, for 192 B: it "
@@ -184,17 +184,18 @@ FAILING = {
     "too few marks": (
         lambda call: [((0, 0), (0,))],
         (
-            "it gives 2 placements for arguments and 1 for results where the call has 1 and 2: "
-            "((0, 0), (0,))"
+            "the rule returns 2 placements for arguments and 1 for results, but the call has "
+            "1 and 2: ((0, 0), (0,))"
         ),
     ),
     "no such dim": (
         lambda call: [((0,), (2, 0))],
-        "it gives placements that do not fit [(6, 4)] -> [(6, 4), (6, 4)]: ((0,), (2, 0))",
+        "the rule returns placements that do not fit [(6, 4)] -> [(6, 4), (6, 4)]: ((0,), (2, 0))",
     ),
     "no mark": (
         lambda call: [(("S",), ("S", "S"))],
-        "it gives placements that do not fit [(6, 4)] -> [(6, 4), (6, 4)]: (('S',), ('S', 'S'))",
+        "the rule returns placements that do not fit [(6, 4)] -> [(6, 4), (6, "
+        "4)]: (('S',), ('S', 'S'))",
     ),
     "nothing": (lambda call: [], "it gives no strategy"),
 }

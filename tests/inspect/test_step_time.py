@@ -103,7 +103,7 @@ def test_a_cond_takes_its_longer_branch_and_a_while_loop_one_step() -> None:
     assert _of(lowered(branched, shapes).time(TOY), "mm")[0] == 2
     loop = lowered(repeated, shapes).time(TOY)
     assert loop.endless == 1 and _of(loop, "mm")[0] == 1
-    assert str(loop).endswith("\n1 while loops count as one step each")
+    assert str(loop).endswith("\n1 while loops count as one iteration each")
 
 
 def test_the_text_names_lines_and_the_total() -> None:
@@ -122,10 +122,9 @@ def test_names_stand_for_real_machines_and_others_are_refused() -> None:
     with pytest.raises(sf.ShardError) as error:
         low.time("H900")
     assert str(error.value) == (
-        "Lowered.time: hardware is 'H900'\n"
-        "  needed: one of A100, H100, H100-96GB, H200, B200, GB200, or an sf.Hardware\n"
-        "  try: sf.Hardware(name, flops, ...) with the figures of the machine, or "
-        "sf.measure_hardware() for this one"
+        "Lowered.time: hardware is 'H900'\n  needed: the name of a known device (A100, H100, "
+        "H100-96GB, H200, B200, GB200), or an sf.Hardware\n  try: sf.Hardware(name, flops, "
+        "...) with the figures of the device, or sf.measure_hardware() for this machine"
     )
     with pytest.raises(sf.ShardError) as error:
         low.time("A100", links={"pp": 3})

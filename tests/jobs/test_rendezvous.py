@@ -35,25 +35,23 @@ def refused(*args: Any) -> str:
 def test_nobody_listens() -> None:
     port = free_port()
     assert refused(place(1, 2, port), 0.5) == (
-        "make_mesh, rendezvous: no process listens there, after 0.5 s\n"
-        f"  address 127.0.0.1:{port}\n"
-        f"  here: rank 1 of 2, on {HERE}\n"
-        "  missing: rank 0\n"
-        "  try: start rank 0 too, on the host that MASTER_ADDR and MASTER_PORT name"
+        "make_mesh, rendezvous: no process listens there, after 0.5 s\n  address "
+        f"127.0.0.1:{port}\n  here: rank 1 of 2, on {HERE}\n  missing: rank 0\n  try: start "
+        "rank 0 on the host that MASTER_ADDR names"
     )
 
 
 def test_no_such_host() -> None:
     text = refused(place(1, 2, 29_500, "no.such.host.invalid"), 0.3)
     assert "no host is called 'no.such.host.invalid'" in text
-    assert "try: MASTER_ADDR=the name or the address of the host of rank 0" in text
+    assert "try: set MASTER_ADDR to the name or the address of rank 0's host" in text
 
 
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         text = refused(place(0, 2, port), 1)
-        assert f"port {port} is taken by another process" in text
+        assert f"another process uses port {port}" in text
         assert "try: another MASTER_PORT, or torchrun --standalone" in text
         # the others of this job meet a program that is no store, and says nothing
         text = refused(place(1, 2, port), 1)
@@ -64,12 +62,10 @@ def test_fewer_processes_than_the_world_size(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(rendezvous, "GRACE", 0.0)
     port = free_port()
     assert refused(place(0, 5, port), 0.5) == (
-        "make_mesh, rendezvous: 1 of 5 processes came within 0.5 s\n"
-        f"  address 127.0.0.1:{port}\n"
-        f"  here: rank 0, on {HERE}\n"
-        "  missing: ranks 1, 2, 3, 4\n"
-        "  try: WORLD_SIZE as many as the processes that were started; the first error of the "
-        "missing ones; make_mesh(..., timeout=)"
+        "make_mesh, rendezvous: 1 of 5 processes came within 0.5 s\n  address "
+        f"127.0.0.1:{port}\n  here: rank 0, on {HERE}\n  missing: ranks 1, 2, 3, 4\n  try: set "
+        "WORLD_SIZE to the number of started processes; read the first error of the missing "
+        "ranks; or raise make_mesh(..., timeout=)"
     )
 
 
@@ -152,11 +148,10 @@ def _meshes(rank: int) -> str:
 def test_four_processes_join_by_torchs_variables_and_compare_their_meshes() -> None:
     texts = outcomes(variables(4, free_port()), _meshes)
     differ = (
-        "make_mesh: ranks differ\n"
-        "  rank 0: shape (2, 2), axis names ('a', 'b'), on cpu, links None\n"
-        "  rank 3: shape (4, 1), axis names ('a', 'b'), on cpu, links None\n"
-        "  try: the same arguments on every rank"
+        "make_mesh: ranks differ\n  rank 0: shape (2, 2), axis names ('a', 'b'), device cpu, "
+        "links None\n  rank 3: shape (4, 1), axis names ('a', 'b'), device cpu, links None\n  "
+        "try: pass the same arguments on every rank"
     )
-    waited = "\nmake_mesh: rank 0 waited 0.5 s for the others\n  missing: rank 3"
+    waited = "\nmake_mesh: rank 0 waited 0.5 s for the other ranks\n  missing: rank 3"
     assert texts[3] == differ
     assert texts[0].startswith(differ + waited)

@@ -63,11 +63,11 @@ def left(error: str | None, *, follows: bool = False) -> Any:
 MINE = process(0, [3, 4], waits=True)
 LOST = {
     "it left after ValueError: bad": process(1, [3], left=left("ValueError: bad")),
-    "its process has ended": process(1, [3], place=ENDED),
+    "its process ended": process(1, [3], place=ENDED),
 }
 LATER = {
     "it is not heard": process(1, [3, 4], waits=True, age=99.0),
-    "it did not answer within the timeout": process(1, [3], stage="capture"),
+    "the rank did not answer within the timeout": process(1, [3], stage="capture"),
 }
 DIFFER = {
     "from call 2 on\\n  rank 0: f4\\n  rank 1: f5": process(1, [3, 5], waits=True),
@@ -150,11 +150,9 @@ def test_a_lost_rank_is_an_error_with_fields() -> None:
     assert isinstance(error, sf.RankLostError)
     assert (error.rank, error.host, error.heard) == (1, "node7", 0.0)
     assert str(error) == (
-        "shard(f): rank 1 is lost: it left after ValueError: bad\n"
-        "  host node7, process 12, last heard 0.0 s ago\n"
-        "  it was at its end, after 1 calls\n"
-        "  at: train.py:3\n"
-        "  try: the first error of rank 1; torchrun --max-restarts=3 starts a job again"
+        "shard(f): rank 1 is lost: it left after ValueError: bad\n  host node7, process 12, "
+        "last sign of life 0.0 s ago\n  it was at its end, after 1 calls\n  at: train.py:3\n  "
+        "try: read the first error of rank 1; torchrun --max-restarts=3 restarts a failed job"
     )
 
 
@@ -165,7 +163,7 @@ def test_what_a_rank_did_has_its_call_its_collective_and_its_line() -> None:
 
 
 def test_a_rank_that_was_never_heard_and_a_store_that_is_gone() -> None:
-    assert "never been heard" in unheard_of(1).lines[0]
+    assert "given no sign of life" in unheard_of(1).lines[0]
     server = process(0, [3])
     said = unserved(server, "the store of the job").lines[0]
-    assert said == "rank 0 is lost: the store of the job is gone, which it served"
+    assert said == "rank 0 is lost: the store of the job no longer answers, and this rank served it"

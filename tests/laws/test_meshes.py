@@ -185,12 +185,12 @@ def test_the_refusal_tells_both_meshes_apart(meshes: Meshes) -> None:
         shard(lambda x: mapped(meshes.named)(x), meshes.twin)(values())
     lines = str(caught.value).splitlines()
     assert lines[0] == (
-        "shard_map(per_rank): its mesh is (i=2, j=2) of ranks 0, 1, 2, 3, that of the call "
-        "around it of ranks 0, 2, 1, 3"
+        "shard_map(per_rank): the mesh (i=2, j=2) of this call has ranks 0, 1, 2, "
+        "3, but the mesh of the enclosing call has ranks 0, 2, 1, 3"
     )
     assert lines[2:] == [
         "  needed: one mesh",
-        "  try: one mesh for both, or no mesh for the inner one",
+        "  try: pass the same mesh to both calls, or no mesh to the inner call",
     ]
 
 

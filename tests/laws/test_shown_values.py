@@ -183,7 +183,7 @@ def test_constants_are_shown_once_where_a_capture_is_repeated(capsys: Any) -> No
     step(X)
     capsys.readouterr()
     sf.jit(step, backend="aten")(X)  # autograd follows the weights, once they are known
-    note = "(when jit(step) is captured: no tensor is in it)"
+    note = "(printed when jit(step) is captured, because no tensor is printed)"
     assert capsys.readouterr().out.splitlines() == [f"begin {note}"]
 
 
@@ -212,7 +212,7 @@ def test_what_is_printed_to_the_errors_of_a_process_goes_there(capsys: Any) -> N
     sf.jit(step, backend="aten")(X)
     got = capsys.readouterr()
     assert got.err == wanted.err
-    assert got.out == "here (when jit(step) is captured: no tensor is in it)\n"
+    assert got.out == "here (printed when jit(step) is captured, because no tensor is printed)\n"
 
 
 def test_compiled_code_shows_in_order(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

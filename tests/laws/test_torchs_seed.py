@@ -120,7 +120,7 @@ def test_s8_real_ranks_draw_the_same() -> None:
 
 def test_s8_a_seed_for_each_rank_is_refused() -> None:
     for text in run_ranks(2, _with_own_seed):
-        assert "torch's seed is 0 on rank 0, 1 on rank 1" in text
+        assert "torch's seed is 0 on rank 0, but 1 on rank 1" in text
         assert "or sf.random.state.seed(seed)" in text
 
 

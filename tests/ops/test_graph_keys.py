@@ -74,7 +74,7 @@ def test_a_key_that_the_list_does_not_know_is_noticed_after_a_pass() -> None:
     next(iter(graph.nodes)).meta["note"] = 1
     with pytest.raises(AssertionError) as caught:
         schedule.check(graph, mesh_axes((2, 3)))
-    assert str(caught.value) == "node.meta: x: 'note' is not a key of a local graph"
+    assert str(caught.value) == "node.meta: x: 'note' is not a meta key of a local graph"
 
 
 BAD = {

@@ -83,9 +83,9 @@ def test_a_rank_that_receives_too_many_rows_is_named_with_its_bound() -> None:
     with pytest.raises(sf.CapacityError) as caught:
         check_counts(COUNTS, 5, 4)
     assert str(caught.value) == (
-        "ragged_all_to_all, rows: rank 1 of the axis receives 5 rows, and has room for 4\n"
-        "  needed: a bound of 5 or more\n"
-        "  try: rows=5, or rows=None for the largest number that can arrive"
+        "ragged_all_to_all, rows: rank 1 of the axis receives 5 rows, but has room for 4\n  "
+        "needed: a bound of 5 or more\n  try: rows=5; or rows=None to make room for the "
+        "largest possible number"
     )
     error = caught.value
     assert (error.rank, error.received, error.bound) == (1, 5, 4)
@@ -98,7 +98,7 @@ def test_a_negative_count_is_refused_with_sender_and_receiver() -> None:
 
 
 def test_a_rank_that_sends_more_rows_than_it_has_is_refused() -> None:
-    with pytest.raises(sf.ShardError, match="rank 1 of the axis sends 4 rows, and has 3"):
+    with pytest.raises(sf.ShardError, match="rank 1 of the axis sends 4 rows, but has 3"):
         check_counts(COUNTS, 3, 9)
 
 

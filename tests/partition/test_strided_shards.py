@@ -175,9 +175,9 @@ def test_a_strided_shard_that_no_order_gives_is_refused_by_name() -> None:
         with pytest.raises(sf.PlacementError) as caught:
             sf.distribute(drawn(12, 2), mesh, [strided, Replicate()])
     assert without_line(caught.value).splitlines()[0] == (
-        "distribute: the tensor: [_StridedShard(dim=0, sf=5), Replicate()] has a strided shard "
-        "that no order of axes, nor equal blocks, of a dim of (12, 2) give; redistribute it to "
-        "Shard"
+        "distribute: the tensor: [_StridedShard(dim=0, sf=5), Replicate()] has a strided "
+        "shard that shardfn cannot express for shape (12, 2), neither by an order of axes nor "
+        "by equal blocks; redistribute it to Shard"
     )
 
 

@@ -133,7 +133,9 @@ def test_values_of_small_tensors_are_written_and_terms_are_hatched() -> None:
     assert all(written[str(k)] == 8 for k in range(6))  # 2 x 4 ranks hold 0 to 5 each
     hatched = [patch for text, patch in boxes(figure).items() if patch.get_hatch()]
     assert len(hatched) == 4
-    assert "Hatched: each rank holds a term. The value is the sum over dp." in texts_of(figure)
+    assert "Hatched blocks: each rank holds a term. The value is the sum over dp." in texts_of(
+        figure
+    )
     assert placed_terms is x
 
 
@@ -166,23 +168,23 @@ def test_a_schedule_has_a_box_for_each_action_where_and_when_it_runs() -> None:
 
 def test_a_large_schedule_is_its_outline() -> None:
     figure = sf.draw(example("large schedule"))
-    assert "Too large to draw: this is its outline." in texts_of(figure)
+    assert "The schedule is too large to draw; the picture shows its outline." in texts_of(figure)
     assert len(figure.axes[0].patches) < 64 * 60
 
 
 def test_large_things_say_what_is_left_out() -> None:
     mesh = texts_of(sf.draw(example("large mesh")))
-    assert "Too large to draw: 1,024 ranks, of which 16 are shown." in mesh
+    assert "Too many ranks to draw: 1,024 ranks, of which 16 are shown." in mesh
     blocks = texts_of(sf.draw(example("many blocks")))
-    assert "Too large to draw: only the first blocks of a dim are shown." in blocks
+    assert "Too many blocks to draw: only the first blocks of a dim are shown." in blocks
     params = {f"w{'x' * k}": torch.ones(2) for k in range(40)}
     table = texts_of(sf.draw(sf.placements(params, {"*": P()})))
-    assert "Too large to draw: 40 rows, of which 24 are shown." in table
+    assert "The table has 40 rows, of which the first 24 are shown." in table
 
 
 def test_a_schedule_that_waits_forever_says_so() -> None:
     text = texts_of(sf.draw(example("schedule that waits")))
-    assert "it does not run to its end" in text.replace("\n", " ")
+    assert "the schedule deadlocks" in text.replace("\n", " ")
 
 
 @pytest.mark.parametrize("backend", ["lowered", "lowered op by op"])
@@ -255,7 +257,7 @@ def test_many_events_of_a_timeline_are_few_boxes() -> None:
     )
     loop = sf.jit(lambda w, x: sf.scan(lambda h, w: (torch.tanh(h @ w), None), x, w)[0])
     time = loop.lower(sf.ShapeDtype((4000, 2, 2)), sf.ShapeDtype((2, 2))).time()
-    assert "A loop is one block" in texts_of(sf.draw(time))
+    assert "A loop is drawn as one block" in texts_of(sf.draw(time))
 
 
 def test_each_collective_is_in_the_picture_of_an_explanation() -> None:
@@ -263,7 +265,7 @@ def test_each_collective_is_in_the_picture_of_an_explanation() -> None:
     text = texts_of(sf.draw(explained))
     for sent in explained.collectives:
         assert f"{sent.kind} " in text and f"over {sent.axis}" in text
-    assert explained.implicit and "implicit: no placement asked for it" in text
+    assert explained.implicit and "implicit: not requested by a placement" in text
 
 
 def test_matplotlib_and_its_settings_are_left_as_they_were(tmp_path: Path) -> None:

@@ -255,8 +255,11 @@ def test_a_backward_of_aux_or_gradients_of_a_pipeline_is_refused_by_name() -> No
         with pytest.raises(sf.ShardError) as error:
             torch.autograd.backward(gradients[1], gradients[1].detach(), retain_graph=True)
         text = str(error.value)
-        assert "result[1][1] depends on other results of pipelined_grad than its value" in text
-        assert "try: loss.backward() of the value; or sf.grad inside the call" in text
+        assert "result[1][1] depends on a result of pipelined_grad that is not its value" in text
+        assert (
+            "try: call loss.backward() of pipelined_grad's value; or apply sf.grad inside the call"
+            in text
+        )
         with pytest.raises(sf.ShardError, match=r"result\[0\]\[1\]\['rows'\] depends on other"):
             torch.autograd.backward(aux["rows"], aux["rows"].detach(), retain_graph=True)
         value.backward()
@@ -289,8 +292,8 @@ def test_a_batch_that_autograd_follows_is_refused_by_name() -> None:
         with pytest.raises(sf.ShardError) as error:
             sharded(params, (randn(6, 4).requires_grad_(), randn(6, 4)))
     text = str(error.value)
-    assert "autograd follows batch[0], which a pipelined_grad reads and does not" in text
-    assert "try: argnums= of pipelined_grad that contain it, or x.detach()" in text
+    assert "autograd records batch[0], which pipelined_grad reads but does not" in text
+    assert "try: include the argument in argnums= of pipelined_grad, or pass x.detach()" in text
 
 
 def test_a_model_that_a_call_closes_over() -> None:

@@ -79,7 +79,7 @@ def test_a_stage_prints_its_actions(sharded: Any) -> None:
     assert "F of stage 1(" in text
     assert "BW of stage 1(" in text
     assert "stage 0(" not in text
-    with pytest.raises(sf.ShardError, match="k is 2, and the axis has 2 coordinates"):
+    with pytest.raises(sf.ShardError, match="k is 2, but the axis has 2 coordinates"):
         lowered.stage(2)
 
 
@@ -111,7 +111,7 @@ def test_a_constraint_to_an_earlier_stage_is_refused() -> None:
         run = sf.shard(sf.pipelined_grad(pinned, MICROBATCHES), mesh, in_placements=specs)
         with pytest.raises(sf.PlacementError) as error:
             run.lower(params[:2], x, y)
-    assert "a value of stage 2 would have to go back to stage 1" in str(error.value)
+    assert "a value of stage 2 would have to be sent back to stage 1" in str(error.value)
     assert "test_reading.py" in str(error.value)
 
 
@@ -119,7 +119,7 @@ def test_only_programs_with_stages_have_stages() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("pp",))
         plain = sf.shard(loss, mesh, backend="aten").lower(*arguments())
-        with pytest.raises(sf.ShardError, match="no parameter is on a stage"):
+        with pytest.raises(sf.ShardError, match="no parameter is placed on a pipeline stage"):
             plain.stage(0)
 
 

@@ -311,8 +311,8 @@ def test_the_report_names_op_line_placements_ranks_and_elements() -> None:
     assert str(result) == "\n".join(
         [
             "compare(step), a: one device, b: (dp=2)",
-            f"  first: total at {line_of(step, 'here')}, forward: the result in b is not what the "
-            "op makes of its inputs",
+            f"  first: total at {line_of(step, 'here')}, forward: the result in b is not the "
+            "op's result for its inputs",
             "    a: f32[2]",
             "    b: f32[2; max@dp]",
             "    2 of 2 elements; the largest at (1,): got 12.0, needed 16.0",
@@ -362,10 +362,10 @@ BAD: list[tuple[str, tuple[Any, ...], Mapping[str, Any], str]] = [
     ("nothing to cast", (doubled, 3), {"b": {"dtype": torch.float16}}, "no argument is a floating"),
     ("another flag", (doubled, X), {"b": {}, "raises": 1}, "raises is 1"),
     ("one path", ("a.digests",), {}, "needed: the paths of two folders of digests"),
-    ("no folder", ("none/a", "none/b"), {}, "there is no such folder"),
+    ("no folder", ("none/a", "none/b"), {}, "the folder does not exist"),
     ("other placements", (doubled, X), {"b": steps.over({"dp": 2}, P("tp"))}, "tp"),
     (
-        "the arguments differ from the compiled ones",
+        "the arguments differ from those that the program was compiled for",
         (doubled, X, X),
         {"b": {"dtype": torch.float16}},
         "too many positional arguments",

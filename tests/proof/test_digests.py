@@ -87,7 +87,7 @@ def test_real_ranks_write_the_digests_of_simulated_ones(folders: dict[str, Path]
     result = compared(folders["simulated"], folders["real"])
     assert result and result.first is None and result.first_bytes is None
     assert result.same == result.values > 100
-    assert "no value differs" in str(result)
+    assert "every difference is explained" in str(result)
     names = [sorted(x.name for x in folders[name].iterdir()) for name in ("simulated", "real")]
     assert names[0] == names[1] == ["rank0.jsonl", "rank1.jsonl"]
 
@@ -204,8 +204,8 @@ def test_each_bad_folder_is_named(folders: dict[str, Path], tmp_path: Path) -> N
     text = (good / "rank1.jsonl").read_text()
     half = text.splitlines()[: text.splitlines().index(text.splitlines()[0], 1)]
     bad = [
-        (tmp_path / "none", "there is no such folder"),
-        (tmp_path / "empty", r"it has no rank\*.jsonl"),
+        (tmp_path / "none", "the folder does not exist"),
+        (tmp_path / "empty", r"the folder has no files rank\*.jsonl"),
         (
             changed("cut", lambda d: (d / "rank1.jsonl").write_text(text[:-9])),
             "line .* of rank1.jsonl is no digest",

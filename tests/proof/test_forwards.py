@@ -49,8 +49,8 @@ def notes_of(family: Any, name: str) -> str:
 def test_the_module_that_returns_other_values_is_named_with_its_ranks() -> None:
     notes = sf.audit(reduced, step, X, Y, world=2).notes
     assert notes[-1] == (
-        "the first module to return other values is 1 (Scaled), on rank 1; it reads those of "
-        "one device"
+        "the first module whose output differs is 1 (Scaled), on rank 1; its input equals "
+        "that of one device"
     )
 
 
@@ -114,7 +114,7 @@ def test_a_term_of_a_sum_over_ranks_is_no_departure() -> None:
     [
         (sequence_parallel, "positions_begin_at_each_part", "to read other values is kv (Linear)"),
         (sequence_parallel, "a_window_becomes_full_attention", "to read other values is out"),
-        (sequence_parallel, "labels_are_shifted_within_each_part", "of other labels"),
+        (sequence_parallel, "labels_are_shifted_within_each_part", "the labels differ"),
         (tensor_parallel, "a_bias_is_added_by_every_rank", "return other values is Block, on"),
         (tensor_parallel, "ids_of_other_ranks_are_not_masked", "other values is Vocabulary, on"),
     ],
@@ -125,7 +125,7 @@ def test_faults_of_forwards(family: Any, name: str, text: str) -> None:
 
 def test_a_fault_of_the_backward_names_no_module() -> None:
     notes = notes_of(tensor_parallel, "gradients_of_shards_are_averaged_over_the_world")
-    assert notes == "the loss of step 0 is right: what differs is in the backward"
+    assert notes == "the loss of step 0 is right: the difference is in the backward"
 
 
 def test_a_script_is_run_again_for_it(tmp_path: Any) -> None:
@@ -146,4 +146,4 @@ def test_a_script_is_run_again_for_it(tmp_path: Any) -> None:
         "optimizer.step()\n"
     )
     notes = sf.audit(str(script), None, world=2).notes
-    assert "the first module to return other values is 1 (Shifted), on rank 1" in notes[-1]
+    assert "the first module whose output differs is 1 (Shifted), on rank 1" in notes[-1]

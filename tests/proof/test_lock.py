@@ -282,7 +282,7 @@ def test_the_message_says_what_to_do(base: Any, tmp_path: Path) -> None:
     assert head == f"lock(shard(step)), path {path!r}: the price differs from the lock"
     assert lines[0] == "  train.py:6 now gathers 192 B over dp (was 0)"
     assert at.startswith(f"  at: {__file__}:")
-    assert fix == "  try: sf.lock(..., update=True), where the change is meant"
+    assert fix == "  try: sf.lock(..., update=True), if the change is intended"
     assert error.value.arg_path == "path" and error.value.fix == fix.removeprefix("  try: ")
 
 
@@ -411,7 +411,7 @@ def test_kernels_are_refused_where_nothing_is_compiled(tmp_path: Path) -> None:
         locked(tmp_path, sharded(program(tmp_path), backend="aten"), kernels=True)
     head, _, needed, fix = str(error.value).splitlines()
     assert head == "lock, kernels: kernels of shard(step), which is not compiled"
-    assert needed.startswith('  needed: backend="inductor", with a process for each rank')
+    assert needed.startswith('  needed: backend="inductor", with one process per rank')
     assert fix == "  try: sf.fake_world(n, numerics=False)"
     assert not (tmp_path / "locks").exists()
 

@@ -131,7 +131,7 @@ def test_what_a_shortened_lock_lacks_is_not_compared_and_said() -> None:
     new = sending("all_gather[dp]", 1, 8, peak_bytes={"step": 3})
     result = compared(Price(peak_bytes={"step": 3}), new)
     assert result.lines == ()
-    assert result.notes == ("the lock does not know: device, torch, collectives, ops",)
+    assert result.notes == ("the lock file has no entry for device, torch, collectives, ops",)
 
 
 def test_many_differences_of_a_kind_are_counted() -> None:

@@ -89,20 +89,21 @@ DAMAGED = {
         lock_file.text_of(PRICE).replace(
             '  "rank": 0,\n', '<<<<<<< ours\n  "rank": 0,\n=======\n  "rank": 1,\n>>>>>>> theirs\n'
         ),
-        "it holds two versions, which version control could not merge",
+        "the file has merge-conflict markers of version control",
     ),
-    "a list": ("[]", 'it is not a lock: it has no "format"'),
-    "other JSON": ('{"a": 1}', 'it is not a lock: it has no "format"'),
-    "deep JSON": ("[" * 10**5, "it cannot be read: its values are nested too deeply"),
+    "a list": ("[]", 'the file is not a lock: "format" is missing'),
+    "other JSON": ('{"a": 1}', 'the file is not a lock: "format" is missing'),
+    "deep JSON": ("[" * 10**5, "it cannot be read: the values are nested too deeply"),
     "text for a number": (
         '{"format": 1, "peak_bytes": {"step": "much"}}',
-        "its \"peak_bytes\" is damaged: 'much' is not an int from 0 up",
+        "its \"peak_bytes\" is damaged: 'much' must be an int of 0 or more",
     ),
     "a negative number": (
-        '{"format": 1, "ms": {"step": -1}}', 'its "ms" is damaged: -1 is not a number from 0 up',
+        '{"format": 1, "ms": {"step": -1}}', 'its "ms" is damaged: -1 is not a number of 0 or more',
     ),
     "not a number": (
-        '{"format": 1, "ms": {"step": NaN}}', 'its "ms" is damaged: nan is not a number from 0 up',
+        '{"format": 1, "ms": {"step": NaN}}', 'its "ms" is damaged: nan is not a number of 0 or \
+more',
     ),
     "a number for a table": (
         '{"format": 1, "ops": 3}', 'its "ops" is damaged: 3 is not an object',
@@ -118,7 +119,7 @@ DAMAGED = {
     ),
     "too many layers": (
         '{"format": 1, "arguments": {"w[0..99999999]": "f32[3]"}}',
-        "its \"arguments\" is damaged: 'w[0..99999999]' stands for too many paths",
+        "its \"arguments\" is damaged: 'w[0..99999999]' expands to too many paths",
     ),
 }  # fmt: skip
 
@@ -134,7 +135,8 @@ def test_a_damaged_file_is_named_and_stays(damage: str, update: bool, tmp_path: 
     assert head.startswith(f"lock(jit(<lambda>)), path {path!r}: {reason}")
     assert needed == "  needed: a file that sf.lock has written"
     assert fix == (
-        "  try: restore it from version control; or delete it, and the next call writes it"
+        "  try: restore the file from version control; or delete the file, and the next call "
+        "writes it again"
     )
     assert not isinstance(error.value, sf.BudgetError) and error.value.arg_path == "path"
     assert Path(path).read_text() == text
@@ -162,4 +164,4 @@ def _check_unwritable(path: str) -> None:
         sf.lock(sf.jit(lambda x: x * 2), sf.ShapeDtype((3,)), path=path)
     head, _, fix = str(error.value).splitlines()
     assert head.startswith(f"lock(jit(<lambda>)), path {path!r}: it cannot be written: ")
-    assert fix == "  try: path='locks/step.json', in a folder that can be written to"
+    assert fix == "  try: path='locks/step.json', in a writable folder"

@@ -108,7 +108,8 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
                 "dim 0 of y is '2..1', a str",
                 "dim 1 of y is -1, a int",
                 "dim 2 of y is None, a NoneType",
-                "needed: tuples of dims, each a name, '3*name', a size, or sizes as '0..7'",
+                "needed: tuples of dims, each a name, '3*name', a size, or a range of sizes "
+                "such as '0..7'",
             ],
         ),
         (
@@ -118,7 +119,7 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
         ({"placements": []}, ["placements of x is [], a list"]),
         ({"placements": sf.auto}, ["placements of x is sf.auto"]),
         ({"placements": P("a", None, None)}, ["P('a', None, None) names dim 2 of x, which has 2"]),
-        ({"placements": [[Shard(2)]]}, ["[Shard(dim=2)] names dim 2 of x, which has 2 dims"]),
+        ({"placements": [[Shard(2)]]}, ["[Shard(dim=2)] names dim 2 of x, but x has 2 dims"]),
         (
             {"placements": P("zz"), "axes": ("dp",)},
             ["P('zz') of x names axis 'zz'", "needed: axes of the meshes: dp"],
@@ -126,9 +127,15 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
         ({"placements": {"y": "any"}}, ["placements names 'y'", "needed: arguments of shapes: x"]),
         (
             {"placements": [[Replicate()] * 4]},
-            ["no mesh has as many axes as the lists of placements", "try: sf.P, which names axes"],
+            [
+                "the lists of placements have an entry for each mesh axis",
+                "try: sf.P, which names axes",
+            ],
         ),
-        ({"sizes": {"q": 3}}, ["meshes, sizes: sizes names 'q', which is no dim of shapes"]),
+        (
+            {"sizes": {"q": 3}},
+            ["meshes, sizes: sizes names 'q', which is not the name of a dim in shapes"],
+        ),
         ({"sizes": {"b": "7..0"}}, ["sizes of 'b' is '7..0', a str", "needed: a dict of dims"]),
         ({"sizes": 3}, ["sizes is 3, a int"]),
         ({"axes": ("a", "a")}, ["meshes, axes: axes is ('a', 'a')", 'try: axes=("dp", "tp")']),
@@ -136,7 +143,10 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
         ({"dtype": float}, ["meshes, dtype: dtype of x is <class 'float'>"]),
         ({"dtype": {"q": torch.int8}}, ["dtype names 'q'"]),
         ({"below": 0.5}, ["meshes, below: below of x is 0.5", "needed: an int from 1 up"]),
-        ({"below": "q"}, ["below of x is 'q', which is no dim of shapes", "try: one of b, d"]),
+        (
+            {"below": "q"},
+            ["below of x is 'q', which is not the name of a dim in shapes", "try: one of b, d"],
+        ),
         ({"examples": 0}, ["meshes, examples: examples is 0, a int"]),
         ({"seed": -1}, ["meshes, seed: seed is -1, a int"]),
     ],

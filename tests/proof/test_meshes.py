@@ -284,7 +284,11 @@ def test_a_test_that_fails_once_only_is_named() -> None:
 
     error = failure(flaky)
     assert isinstance(error, sf.DivergenceError)
-    assert str(error).splitlines()[0].endswith("flaky fails, and then passes with the same example")
+    assert (
+        str(error)
+        .splitlines()[0]
+        .endswith("flaky fails once, and then passes with the same example")
+    )
     assert "try: seeds inside of the test" in str(error)
 
 

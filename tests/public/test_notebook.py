@@ -96,5 +96,5 @@ def test_an_error_of_a_cell_shows_lines_of_cells_alone(shell: Any, capsys: Captu
     assert places == [
         f"Cell In[{cell}], line {n}" for cell, n in ((11, 1), (10, 2), (10, 6), (10, 8))
     ]
-    note = "shardfn: raised inside shard(first), 1 of its frames left out"
+    note = "shardfn: raised inside shard(first), 1 of its frames are hidden"
     assert lines[-1].startswith(note) and sum(line.startswith("shardfn: ") for line in lines) == 1

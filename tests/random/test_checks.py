@@ -77,7 +77,7 @@ OF_TORCH: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "bernoulli": (lambda x: x.bernoulli(-0.1), "torch.bernoulli: p is -0.1"),
     "uniform_": (
         lambda x: x.clone().uniform_(2, 1),
-        "uniform_: the range starts at 2.0 and ends at 1.0",
+        "uniform_: the range must not be empty; got start 2.0 and end 1.0",
     ),
     "normal": (lambda x: torch.normal(x, -1.0), "std"),
     "exponential_": (lambda x: x.clone().exponential_(-1.0), "lambd"),
@@ -87,7 +87,7 @@ OF_TORCH: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "randint": (lambda x: torch.randint(5, 5, (3,)), "5"),
     "randint beyond its dtype": (
         lambda x: torch.randint(0, 300, (3,), dtype=torch.uint8),
-        "torch.randint: 0 to 300 are not all of torch.uint8",
+        "torch.randint: the range from 0 to 300 does not fit torch.uint8",
     ),
     "randint_like": (lambda x: torch.randint_like(x, 0), "minval is 0, maxval is 0"),
     "random_": (lambda x: x.clone().random_(5, 5), "minval is 5, maxval is 5"),
@@ -122,9 +122,9 @@ def test_a_probability_in_a_tensor_that_is_none_gives_nan() -> None:
 
 
 def test_integers_that_a_dtype_does_not_have_are_refused() -> None:
-    with pytest.raises(ShardError, match="0 to 300 are not all of torch.uint8"):
+    with pytest.raises(ShardError, match="the range from 0 to 300 does not fit torch.uint8"):
         random.randint(KEY, (3,), 0, 300, torch.uint8)
-    with pytest.raises(ShardError, match=r"are more than 2\*\*63 integers"):
+    with pytest.raises(ShardError, match=r"has more than 2\*\*63 integers"):
         random.randint(KEY, (3,), -(2**63), 2**63 - 1)
     assert random.randint(KEY, (3,), 0, 256, torch.uint8).dtype == torch.uint8
 

@@ -78,7 +78,7 @@ def written(folder: Path, text: str) -> str:
 def test_a_right_script_exits_with_0(train: str, capsys: pytest.CaptureFixture[str]) -> None:
     before, argv = set(sys.modules), [*sys.argv]
     assert main(["audit", train, "--world", "4"]) == 0
-    assert "of train.py on 4 ranks are those of one device" in capsys.readouterr().out
+    assert "of train.py on 4 ranks equal those of one device" in capsys.readouterr().out
     assert "net" not in set(sys.modules) - before and sys.argv == argv
 
 

@@ -114,7 +114,7 @@ def test_it_prints_the_step_in_sentences(tmp_path: Path) -> None:
     lines = str(lowered("replicated").report(path=path)).split("\n")
     assert lines[0].startswith("shard(value_and_grad(<lambda>)) on mesh (dp=2) fits: ")
     assert lines[1].startswith("A step takes ")
-    assert " bounds it: " in lines[2]
+    assert " bounds the step: " in lines[2]
     assert lines[-1].startswith(str(path))
 
 
@@ -189,7 +189,10 @@ def test_a_pipeline_has_a_lane_for_each_coordinate(tmp_path: Path) -> None:
     assert page.summary.parts["the bubble"] == time.bubble > 0
     assert sum(page.summary.parts.values()) == pytest.approx(time.total)
     assert page.summary.collectives == len(low.collectives)
-    assert "More microbatches shorten it" in page.summary.first and not page.suggestions
+    assert (
+        "More microbatches, or several stages per coordinate, shorten" in page.summary.first
+        and not page.suggestions
+    )
     # 1F1B: the first coordinate has the most microbatches under way
     assert page.summary.holder == "pp=0" and page.summary.peak == low.memory.peak
     assert "of a device, at pp=0." in str(page)
@@ -252,7 +255,8 @@ def test_communication_over_all_axes_is_one_bound() -> None:
     summary = Summary("step", "(dp=2, tp=2)", "H100", 1.0, parts, 1, None, 1, 2)
     assert summary.bound == "communication"
     assert (
-        "Communication bounds it: for 50% of the step a rank only waits" in summary.sentences()[2]
+        "Communication bounds the step: during 50% of the step a rank only waits"
+        in summary.sentences()[2]
     )
 
 
@@ -262,12 +266,12 @@ def test_a_busy_link_bounds_a_step_that_computes_less_than_it_sends() -> None:
         "step", "(dp=2)", "H100", 1.0, parts, 1, None, 1, 2, sends={"dp": 0.86, "tp": 0.1}
     )
     assert summary.sentences()[2] == (
-        "Communication bounds it: for 40% of the step a rank only waits for collectives, and those "
-        "over dp are on their way for 86% of the step."
+        "Communication bounds the step: during 40% of the step a rank only waits for "
+        "collectives, and collectives over dp run during 86% of the step."
     )
     computes = attrs.evolve(summary, sends={"dp": 0.5})
     assert computes.sentences()[2:] == [
-        "Arithmetic bounds it: 45% of the step.",
+        "Arithmetic bounds the step: 45% of the step.",
         "For 40% of the step a rank only waits for collectives.",
     ]
     assert computes.bound == ARITHMETIC
@@ -301,8 +305,8 @@ def test_an_axis_over_which_nothing_is_placed_is_named_first(tmp_path: Path) -> 
         step = sf.shard(lambda x, w: x @ w, mesh, (P("dp"), P()), backend="aten")
         page = step.lower(*shapes).report(path=tmp_path / "report.html")
     assert page.summary.first == (
-        "Change first: place the batch or parameters over tp: nothing is, so its 4 ranks compute "
-        "the same."
+        "Change first: shard the batch or parameters over tp. No argument is sharded over tp, "
+        "so its 4 ranks compute the same."
     )
 
 

@@ -105,7 +105,7 @@ def test_a_forgotten_constraint_is_named_with_the_line_of_the_value(tmp_path: Pa
     assert texts[row["instead"][0]].startswith(
         "sf.constrain(x, P('tp')), where x is the value made"
     )
-    assert f"try {texts[row['instead'][0]]}; its gain is not estimated." in page.summary.first
+    assert f"try {texts[row['instead'][0]]}, whose gain is not estimated." in page.summary.first
     assert "return torch.relu(x @ w)" in line_of(texts[row["source"]])
     assert not after.implicit and after.explain().nbytes <= row["nbytes"]
 
@@ -126,7 +126,7 @@ def test_fully_sharded_parameters_have_no_suggestion(tmp_path: Path) -> None:
     assert not page.suggestions
     texts = page.contents["strings"]
     whys = {texts[row["why"]] for row in page.contents["collectives"]}
-    assert "a parameter that is sharded over dp, where it is used" in whys
+    assert "a parameter sharded over dp is gathered where the code uses it" in whys
     assert "the gradient of a parameter, reduced over dp" in whys
 
 

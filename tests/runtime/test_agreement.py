@@ -41,10 +41,8 @@ def test_ranks_that_compare_other_things_are_in_different_calls(
     with pytest.raises(sf.DivergenceError) as caught:
         agreement.gathered("f", "programs", 1)
     assert str(caught.value) == (
-        "f: ranks are in different calls\n"
-        "  rank 0 compares programs\n"
-        "  rank 1 compares collectives\n"
-        "  try: the same calls in the same order on every rank"
+        "f: ranks are in different calls\n  rank 0 compares programs\n  rank 1 compares "
+        "collectives\n  try: make the same calls in the same order on every rank"
     )
 
 

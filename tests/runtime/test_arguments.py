@@ -51,9 +51,9 @@ class Called:
 
 INSTEAD = {
     "sf.functionalize(module)": Module(),
-    "static_argnums of jit or shard; or close over the slice": slice(3),
+    "use static_argnums of jit or shard; or close over the slice": slice(3),
     "torch.as_tensor(x); or x.item() for a constant": np.ones(2),
-    "torch.as_tensor(x) for arrays; a dict, list": Called(),
+    "use torch.as_tensor(x) for an array; use a dict, list": Called(),
 }
 
 
@@ -68,7 +68,7 @@ def test_containers_that_dynamo_cannot_read_are_refused() -> None:
     checked = lambda asks, *args, **kwargs: place(asks, as_given(asks, args, kwargs))
     checked(request(), {"a": (X, [X])}, k=X)
     text = refused(sf.TreeError, lambda: checked(request(), X, [Box(X)]))
-    assert text.startswith("f: y[0] is a Box") and "NamedTuple of its tensors" in text
+    assert text.startswith("f: y[0] is a Box") and "NamedTuple of the object's tensors" in text
     checked(request(static_argnums=(1,)), X, (Box(3),))
 
 
@@ -278,7 +278,9 @@ OTHER_TREES = {
 def test_another_tree_is_refused_leaf_by_leaf(case: str) -> None:
     args, wanted = OTHER_TREES[case]
     compiled = sf.jit(_of_params, backend="aten").compile({"w": ONES}, ONES)
-    with pytest.raises(sf.TreeError, match="the arguments differ from the compiled ones") as error:
+    with pytest.raises(
+        sf.TreeError, match="the arguments differ from those that the program was compiled for"
+    ) as error:
         compiled(*args)
     lines = str(error.value).split("\n")[1:]
     assert [line.strip() for line in lines[: len(wanted)]] == wanted

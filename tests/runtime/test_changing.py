@@ -61,7 +61,9 @@ def test_what_an_argument_says_of_itself_is_read_at_each_call() -> None:
     assert whole(Shifted(ONES, {"by": 1.0})).dtype == torch.float32
     compiled = fn.compile(x)
     x.told["by"] = 6
-    with pytest.raises(sf.TreeError, match="the arguments differ from the compiled ones"):
+    with pytest.raises(
+        sf.TreeError, match="the arguments differ from those that the program was compiled for"
+    ):
         compiled(x)
 
 
@@ -143,11 +145,11 @@ REFUSED = {
         lambda mesh: staged(lambda x: x * 2)(
             distribute_tensor(Pair(A, B), mesh, [Shard(0)]).requires_grad_()
         ),
-        "it requires grad",
+        "the argument requires grad",
     ),
     "each rank's own pair, as one tensor": (
         lambda mesh: staged(lambda x: x * 2)(SimulatedTensor([Pair(A, B)] * 2)),
-        "the local tensors of all ranks, each a Pair",
+        "the argument holds local tensors of all ranks, each a Pair",
     ),
     "a DTensor of pairs, closed over": (
         lambda mesh: closed(distribute_tensor(Pair(A, B), mesh, [Shard(0)]), mesh),
@@ -159,13 +161,13 @@ REFUSED = {
                 SimulatedTensor([Shifted(ONES, {"by": k}) for k in range(2)]), mesh, [Shard(0)]
             )
         ),
-        "differ by rank",
+        "differs between ranks",
     ),
     "a pair of a DTensor and a tensor in the code of one rank": (
         lambda mesh: staged(lambda x, p: (DTensor.from_local(x, mesh, [Shard(0)]), p))(
             A, Pair(sf.distribute(A, mesh, P("dp")), B)
         ),
-        "argument p.a: a Pair of DTensors and other tensors, in the code of one rank",
+        "argument p.a: the argument is a Pair of DTensors and other tensors, in code of one rank",
     ),
     "a tensor in the context of a class": (
         lambda mesh: staged(lambda x: Shifted(x * 1, {"by": x * 2}))(ONES),

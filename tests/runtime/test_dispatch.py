@@ -85,7 +85,7 @@ def repeated_calls() -> list[int]:
     w = tree["w"].detach().requires_grad_()
     out = call({"w": w, "b": tree["b"]})
     out["w"].full_tensor().sum().backward()
-    assert w.grad.full_tensor().eq(2).all(), "autograd follows it"
+    assert w.grad.full_tensor().eq(2).all(), "autograd records it"
     whole = tree["w"].redistribute(placements=[sf.Replicate()])
     assert call({"w": whole, "b": tree["b"]})["w"].placements == whole.placements
     assert call({"w": sf.full(whole), "b": tree["b"]})["w"].shape == (5, 3)

@@ -30,11 +30,11 @@ def differences(text: str, earlier: str = "1 earlier signature") -> list[str]:
 def test_before_any_call_and_after_the_first() -> None:
     fn = staged(lambda x: x + 1)
     assert fn.explain_retrace() == "jit(<lambda>): it has not been called"
-    first = "jit(<lambda>): it is the first call: nothing is staged yet"
+    first = "jit(<lambda>): this is the first call: no program exists yet"
     assert fn.explain_retrace(X) == first
     fn(X)
     assert fn.explain_retrace() == first
-    known = "a program for these arguments is staged already: nothing is retraced"
+    known = "a program for these arguments already exists: no retrace"
     assert fn.explain_retrace(X.clone()) == f"jit(<lambda>): {known}"
 
 
@@ -119,7 +119,7 @@ def test_s2_4_the_code_of_one_rank() -> None:
         fn = staged(lambda d: d.to_local() + 1)
         d = distribute_tensor(X, mesh, [Shard(0)])
         fn(d)
-        assert "nothing is retraced" in fn.explain_retrace(d)
+        assert "no retrace" in fn.explain_retrace(d)
         moved = d.redistribute(mesh, [Replicate()])
         line = "d: f32[4, 2] on (dp=2), was f32[4@dp, 2] on (dp=2)"
         assert differences(fn.explain_retrace(moved)) == [line]

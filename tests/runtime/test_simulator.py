@@ -100,7 +100,8 @@ def test_ranks_that_ask_for_different_shapes_are_named_with_their_lines() -> Non
 def test_a_rank_that_asks_for_nothing_more_leaves_the_others_waiting() -> None:
     a, b = program((3,), (3,), [("sum", 0, "model.py:3")]), program((3,), (3,), [])
     assert divergence((3,), [a, b, a], X, X, X) == "\n".join([
-        "simulator: deadlock: blocked in collectives that the rest of their group never enters",
+        "simulator: deadlock: blocked in collectives that the other ranks of the group never "
+"enter",
         "  rank 0: all_reduce over a of (3,) torch.float32, at model.py:3",
         "  rank 2: all_reduce over a of (3,) torch.float32, at model.py:3",
     ])  # fmt: skip
@@ -110,7 +111,8 @@ def test_ranks_that_take_the_axes_in_another_order_wait_for_ever() -> None:
     a = program((2, 2), (3,), [("sum", 0, "model.py:1"), ("sum", 1, "model.py:2")])
     b = program((2, 2), (3,), [("sum", 1, "model.py:2"), ("sum", 0, "model.py:1")])
     assert divergence((2, 2), [a, b, b, a], X, X, X, X) == "\n".join([
-        "simulator: deadlock: blocked in collectives that the rest of their group never enters",
+        "simulator: deadlock: blocked in collectives that the other ranks of the group never "
+"enter",
         "  rank 0: all_reduce over a of (3,) torch.float32, at model.py:1",
         "  rank 1: all_reduce over b of (3,) torch.float32, at model.py:2",
         "  rank 2: all_reduce over b of (3,) torch.float32, at model.py:2",
@@ -204,7 +206,7 @@ def test_ranks_that_wait_for_messages_that_nobody_sends_are_named() -> None:
         simulator._lockstep([waiting(1, 0), waiting(0, 1)], [(0,), (1,)], group)
     what = "(2, 3) torch.float32 from coordinate"
     assert str(error.value) == "\n".join([
-        "simulator: deadlock: blocked in messages that nobody sends",
+        "simulator: deadlock: blocked in messages that no rank sends",
         f"  rank 0: waits for %mm of F of stage 1, microbatch 5, {what} 1 to 0, at model.py:4",
         f"  rank 1: waits for %mm of F of stage 0, microbatch 5, {what} 0 to 1, at model.py:4",
     ])  # fmt: skip

@@ -23,13 +23,13 @@ def test_check_refuses_a_collective_that_nobody_waits_for() -> None:
     graph, started, wait = gathering()
     wait.replace_all_uses_with(started)
     graph.erase_node(wait)
-    refuses(graph, f"{started} must be read by one wait, and by nothing else")
+    refuses(graph, f"{started} must be read by exactly one wait, and by no other node")
 
 
 def test_check_refuses_a_second_reader_of_a_collective() -> None:
     graph, started, _ = gathering()
     add(graph, aten.neg.default, started)
-    refuses(graph, f"{started} must be read by one wait, and by nothing else")
+    refuses(graph, f"{started} must be read by exactly one wait, and by no other node")
 
 
 def test_check_refuses_an_unknown_axis() -> None:
@@ -47,10 +47,16 @@ def test_check_refuses_a_node_without_a_value() -> None:
 def test_check_refuses_a_collective_without_a_record_and_a_record_without_a_collective() -> None:
     graph, started, _ = gathering()
     record = started.meta.pop("collective")
-    refuses(graph, f"{started} is a collective without a record, or the other way round")
+    refuses(
+        graph,
+        f"{started} is a collective without a record, or has a record without being a collective",
+    )
     graph, _, wait = gathering()
     wait.meta["collective"] = record
-    refuses(graph, f"{wait} is a collective without a record, or the other way round")
+    refuses(
+        graph,
+        f"{wait} is a collective without a record, or has a record without being a collective",
+    )
 
 
 def refuses(graph: torch.fx.Graph, said: str) -> None:

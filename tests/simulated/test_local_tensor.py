@@ -152,8 +152,8 @@ def test_reading_a_tensor_without_values_says_why_there_is_none(case: str) -> No
         READS[case](UnreadTensor(torch.ones(3, 2)))
     where, said = str(error.value).split(": ", 1)
     assert said == (
-        "a value is read in a world without values (numerics=False)\n"
-        "  try: fake_world(n, numerics=True) computes true values"
+        "the code reads a value, but the world has no values (numerics=False)\n  try: "
+        "fake_world(n, numerics=True) computes true values"
     )
     assert where
     assert repr(UnreadTensor(torch.ones(3, 2))) == "UnreadTensor(shape=(3, 2), dtype=torch.float32)"
@@ -202,7 +202,7 @@ WRITES = {
 def test_a_tensor_without_values_is_not_written_over_one_with_values(write: str) -> None:
     with sf.fake_world(1, numerics=False):
         x = UnreadTensor(torch.ones(2))
-        with pytest.raises(sf.FakeValueError, match="a value is read in a world"):
+        with pytest.raises(sf.FakeValueError, match="the code reads a value, but the world"):
             WRITES[write](x, torch.ones(2))
         x.add_(torch.ones(2))
 
@@ -215,15 +215,15 @@ def test_a_leaf_of_uneven_sizes_that_was_made_without_autograd_is_refused() -> N
         with pytest.raises(sf.ShardError) as caught:
             own.sin()
     text = str(caught.value)
-    assert "its shapes on these ranks are [(4,), (3,)]" in text
-    assert "try: requires_grad_() of the DTensor, before its to_local()" in text
+    assert "the tensor's shapes differ between ranks: [(4,), (3,)]" in text
+    assert "try: call requires_grad_() of the DTensor before to_local()" in text
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_ranks_do_not_write_their_own_values_to_a_plain_tensor(optimizer: Any) -> None:
     own = SimulatedTensor([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])])
     plain = torch.ones(2)
-    with pytest.raises(sf.ShardError, match="a plain tensor, which all of them have") as caught:
+    with pytest.raises(sf.ShardError, match="a plain tensor, which all ranks share") as caught:
         plain.add_(own)
     assert "DTensor.from_local(x, mesh)" in (caught.value.fix or "")
     w = torch.nn.Parameter(plain)

@@ -73,7 +73,7 @@ def test_a_file_of_another_folder_or_name_is_not_read(here: Folder, tmp_path: Pa
     here.write("b", b"text")
     (here.path / f"a{SUFFIX}").write_bytes((other.path / f"a{SUFFIX}").read_bytes())
     (here.path / f"c{SUFFIX}").write_bytes((here.path / f"b{SUFFIX}").read_bytes())
-    with pytest.warns(UserWarning, match="was not stored by you"):
+    with pytest.warns(UserWarning, match="another user stored it"):
         assert here.read("a") is None and here.read("c") is None
     assert here.read("b") == b"text"
 
@@ -128,7 +128,7 @@ def test_a_file_in_the_place_of_the_folder_is_a_warning(
 ) -> None:
     (tmp_path / "cache").write_text("")
     monkeypatch.setenv(CACHE_DIR, str(tmp_path / "cache"))
-    with pytest.warns(UserWarning, match="compilations are not stored"):
+    with pytest.warns(UserWarning, match="compilations are not cached"):
         assert own_folder() is None
 
 
@@ -143,7 +143,7 @@ def test_a_full_disk_and_a_folder_that_is_only_read_are_a_warning(
 
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
     monkeypatch.setattr(os, "utime", refuse)
-    with pytest.warns(UserWarning, match="compilations are not stored"):
+    with pytest.warns(UserWarning, match="compilations are not cached"):
         here.write("b", b"text")
     with here.alone("b"):
         assert here.read("b") is None

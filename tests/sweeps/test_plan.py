@@ -65,8 +65,8 @@ X = torch.ones(8, 4)
 WRONG: dict[str, tuple[Any, str]] = {
     "hardware": (
         lambda: sf.plan(torch.sin, X, meshes=[(2,)], hardware="H1000"),
-        "plan(sin): hardware is 'H1000'\n  needed: one of A100, H100, H100-96GB, H200, B200, "
-        "GB200, or an sf.Hardware",
+        "plan(sin): hardware is 'H1000'\n  needed: the name of a known device (A100, H100, "
+        "H100-96GB, H200, B200, GB200), or an sf.Hardware",
     ),
     "meshes": (
         lambda: Lib.plan(torch.sin, X, meshes=[8]),
@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "names": (
         lambda: sf.plan(torch.sin, X, meshes=[(2, 2)], axis_names=("a",)),
-        "plan(sin), axis_names: 1 names for a mesh of shape (2, 2)",
+        "plan(sin), axis_names: axis_names has 1 names, but the mesh has shape (2, 2)",
     ),
     "memory": (
         lambda: sf.plan(torch.sin, X, meshes=[(2,)], memory=1),

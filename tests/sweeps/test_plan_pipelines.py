@@ -189,8 +189,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no parameter": (
         lambda: found_for(OF_TWO, fn=loss),
-        "plan(loss), fn: it takes no schedule\n  needed: a function of its arguments and of "
-        "schedule=, which it gives to pipelined_grad",
+        "plan(loss), fn: the function takes no argument schedule\n  needed: a function that \
+also takes schedule= "
+        "and passes it to pipelined_grad",
     ),
     "no placements": (
         lambda: found_for(OF_TWO, in_placements=sf.auto),
@@ -202,18 +203,18 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no axis": (
         lambda: found_for(OF_TWO, axis_names=("stage",)),
-        "plan(step), pipelines: (stage=2) has no axis 'pp'\n  gpipe has 2 coordinates, and no "
+        "plan(step), pipelines: (stage=2) has no axis 'pp'\n  gpipe has 2 coordinates, but no "
         "mesh has pp=2",
     ),
     "coordinates": (
         lambda: found_for(OF_TWO, meshes=[(2,), (3,)]),
         "plan(step), pipelines: (pp=3): no schedule has 3 coordinates\n  needed: for each "
-        "schedule a mesh whose axis 'pp' has as many coordinates",
+        "schedule a mesh whose axis 'pp' has the schedule's number of coordinates",
     ),
     "no stages": (
         lambda: found_for(OF_TWO, in_placements=P()),
-        "plan(step), pipelines: gpipe is not used: no parameter is on a stage, or fn calls "
-        "no pipelined_grad",
+        "plan(step), pipelines: gpipe is not used: no parameter is on a pipeline stage, or fn "
+        "does not call pipelined_grad",
     ),
     "no pipeline": (
         lambda: found_for(OF_TWO, fn=without),
@@ -221,8 +222,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "another schedule": (
         lambda: found_for([sf.schedules.one_f_one_b(2, 4)], fn=of_another),
-        "plan(of_another), fn: it was called with one_f_one_b, and its pipelined_grad has "
-        "another schedule",
+        "plan(of_another), fn: the function was called with one_f_one_b, but its "
+        "pipelined_grad uses another schedule",
     ),
     "nothing fits": (
         lambda: found_for([*OF_TWO, sf.schedules.one_f_one_b(2, 4)], memory=1000),
@@ -230,11 +231,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "the only one does not fit": (
         lambda: found_for(OF_TWO, memory=1000),
-        "plan(step), memory: gpipe, 4 microbatches, do not fit in 1000 B a rank of (pp=2)",
+        "plan(step), memory: gpipe, 4 microbatches, do not fit in 1000 B per rank of (pp=2)",
     ),
     "other stages": (
         lambda: found_for([sf.schedules.gpipe(2, 4)], in_placements=_on_four),
-        "coordinate 0 has 1 stages in it, but a parameter is on its stage 1",
+        "the schedule has 1 stages on coordinate 0, but a parameter is on its stage 1",
     ),
 }
 
@@ -258,5 +259,8 @@ def test_auto_beside_stages_is_refused_by_shard_too() -> None:
         run = sf.shard(functools.partial(step, schedule=OF_TWO[0]), mesh, specs)
         with pytest.raises(sf.PlacementError) as error:
             run.lower(*SMALL)
-    text = "in_placements: sf.auto does not choose stages, and params['layers'][0] is on one"
+    text = (
+        "in_placements: sf.auto does not choose pipeline stages, but params['layers'][0] is on a "
+        "stage"
+    )
     assert text in str(error.value)

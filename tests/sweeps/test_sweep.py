@@ -184,7 +184,7 @@ def test_rows_stand_the_fastest_first_and_those_that_do_not_fit_last() -> None:
     lines = str(found).splitlines()
     marks = [line.split()[0] for line in lines[2 : 2 + len(found.rows)]]
     assert [mark == "!" for mark in marks] == over
-    assert "  ! above the memory of a rank" in lines
+    assert "  ! needs more memory than a rank has" in lines
 
 
 def test_the_capacity_of_the_hardware_is_the_limit_by_default() -> None:
@@ -362,12 +362,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "names": (
         lambda: sf.sweep(sgd, *SMALL, meshes=[(2, 2, 2, 2)]),
-        "sweep(sgd), axis_names: 0 names for a mesh of shape (2, 2, 2, 2)",
+        "sweep(sgd), axis_names: axis_names has 0 names, but the mesh has shape (2, 2, 2, 2)",
     ),
     "no strategies": (
         lambda: sf.sweep(sgd, *SMALL, meshes=ONE, strategies=[]),
-        "sweep(sgd), strategies: it is [], a list\n  needed: a list of names, or a dict of names "
-        "and placements",
+        "sweep(sgd), strategies: it is [], a list\n  needed: a list of names of strategies, "
+        "or a dict from names to placements",
     ),
     "a name alone": (
         lambda: sf.sweep(sgd, *SMALL, meshes=ONE, strategies="ddp"),
@@ -379,7 +379,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no hardware": (
         lambda: sf.sweep(sgd, *SMALL, meshes=ONE, hardware=[]),
-        "sweep(sgd), hardware: it is [], a list\n  needed: a list of sf.Hardwares or names",
+        "sweep(sgd), hardware: it is [], a list\n  needed: a list of sf.Hardware or of names "
+        "of devices",
     ),
     "a name of hardware alone": (
         lambda: sf.sweep(sgd, *SMALL, meshes=ONE, hardware="H100"),
@@ -407,13 +408,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a step without the keyword": (
         lambda: sf.sweep(sgd, *SMALL, meshes=ONE, microbatches=[1]),
-        "sweep(sgd), fn: it takes no microbatches\n  needed: a function of its arguments and of "
-        "microbatches=, which it gives to sf.accumulate",
+        "sweep(sgd), fn: the function takes no argument microbatches\n  needed: a function that \
+also takes "
+        "microbatches= and passes it to sf.accumulate",
     ),
     "a step without remat": (
         lambda: sf.sweep(sgd, *SMALL, meshes=ONE, remat=REMAT),
-        "sweep(sgd), fn: it takes no remat\n  needed: a function of its arguments and of "
-        "remat=, which it gives to sf.checkpoint as its policy",
+        "sweep(sgd), fn: the function takes no argument remat\n  needed: a function that also \
+takes remat= and "
+        "passes it to sf.checkpoint as policy=",
     ),
     "schedules": (
         lambda: Lib.sweep(by_schedule, PARAMS, X, meshes=ONE, pipelines=["1f1b"]),

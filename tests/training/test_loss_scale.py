@@ -133,9 +133,9 @@ ERRORS: dict[str, tuple[Any, str]] = {
     ),
     "float16 gradients": (
         lambda: SCALER.unscale({"n": 1, "w": torch.ones(2).half()}, SCALER.init()),
-        "loss_scale.unscale: grads['w'] is torch.float16\n"
-        "  needed: gradients of parameters in float32: in float16 small gradients become 0\n"
-        "  try: sf.mixed_precision(fn, compute=torch.float16), whose parameters are float32",
+        "loss_scale.unscale: grads['w'] is torch.float16\n  needed: gradients of float32 "
+        "parameters, because small float16 gradients become 0\n  try: sf.mixed_precision(fn, "
+        "compute=torch.float16), which keeps parameters in float32",
     ),
 }
 

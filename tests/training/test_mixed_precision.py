@@ -185,7 +185,7 @@ def test_bad_parameters() -> None:
     with pytest.raises(sf.ShardError) as error:
         sf.mixed_precision(_loss, keep=["nrom"])(SINGLE, X, Y)
     assert str(error.value).startswith(
-        "mixed_precision(_loss), keep: 'nrom' matches no parameter; near are norm\n"
+        "mixed_precision(_loss), keep: 'nrom' matches no parameter; similar paths are norm\n"
     )
     with pytest.raises(sf.ShardError) as error:
         sf.mixed_precision(_loss)(W, X, Y)

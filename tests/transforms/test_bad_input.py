@@ -22,8 +22,8 @@ X = torch.ones(6, 4)
 LOG: list[int] = []
 HERE = re.compile(re.escape(__file__) + r":\d+")
 FIT = (
-    "  try: placements that fit each tensor and the mesh, such as P('axis') or None for the "
-    "argument's own"
+    "  try: use placements that fit each tensor and the mesh, such as P('axis'), or None "
+    "to keep the argument's placement"
 )
 PURE = "  needed: one pure graph of tensor ops"
 
@@ -78,8 +78,8 @@ PLACEMENTS = {
     "pending": (
         [Partial(), Replicate()],
         (
-            "a plain tensor is a global value and cannot be [Partial(sum), Replicate()]; use "
-            "sf.from_local"
+            "a plain tensor is a global value, so its placement cannot be [Partial(sum), "
+            "Replicate()]; use sf.from_local"
         ),
     ),
 }
@@ -97,7 +97,7 @@ def test_all_placements_that_do_not_fit_are_listed_at_once() -> None:
     placements = ({"w": P("zz")}, {"x": P("dp", None, "tp")})
     error, text = refusal(sf.PlacementError, lambda: sharded(scale, placements)({"w": X}, {"x": X}))
     assert text == "\n".join([
-        "shard(scale), 2 arguments: placements that do not fit",
+        "shard(scale), 2 arguments: in_placements do not fit the arguments",
         "  params['w']: P('zz') names axis 'zz'; the mesh has (dp=2, tp=4)",
         "  batch['x']: P('dp', None, 'tp') names dim 2 of a tensor with 2 dims, shape (6, 4)",
         "  at: HERE",
@@ -110,16 +110,17 @@ def test_a_tree_that_is_no_prefix_is_answered_with_a_diff() -> None:
     placements = ({"w": P(), "v": P()}, {"y": P("dp")})
     _, text = refusal(sf.TreeError, lambda: sharded(scale, placements)({"w": X}, {"x": X}))
     assert text == "\n".join([
-        "shard(scale): in_placements does not match the arguments",
+        "shard(scale): the tree of in_placements does not match the arguments",
         "  params: placements have also ['v']",
         "  batch: placements lack ['x']; placements have also ['y']",
         "  at: HERE",
-        "  try: placements in the order of the parameters or by name; one P stands for a subtree",
+        "  try: give placements in the order of the parameters or by name; one P applies to a "
+"whole subtree",
     ])  # fmt: skip
 
 
 def test_out_placements_that_do_not_fit() -> None:
-    fix = "  try: a prefix of the result's tree, with placements that fit each tensor"
+    fix = "  try: give a prefix of the result's tree, with placements that fit each tensor"
     _, text = refusal(sf.TreeError, lambda: sharded(lambda x: (x, x), P(), (P(), P(), P()))(X))
     assert text == (
         "shard(<lambda>), out_placements: the whole tree: placements have also [2]\n  "
@@ -139,7 +140,10 @@ def test_a_dtensor_with_another_placement_than_declared_is_never_resharded() -> 
         "Shard(dim=0) on dp, Replicate() on tp",
         "Replicate() on dp, Shard(dim=0) on tp",
     )
-    said = f"it is placed {own}, in_placements says {declared}; redistribute it outside"
+    said = (
+        f"the argument is placed {own}, but in_placements says {declared}; redistribute the "
+        "argument before the call"
+    )
     assert text == f"shard(double), argument x: {said}\n  at: HERE\n{FIT}"
 
 
@@ -147,7 +151,7 @@ def test_a_dtensor_on_another_mesh() -> None:
     x = sf.distribute(X, sf.make_mesh((8,), ("dp",)), P("dp"))
     _, text = refusal(sf.PlacementError, lambda: sharded(double)(x))
     assert text == (
-        "shard(double), argument x: it lives on another mesh, (dp=8), and the "
+        "shard(double), argument x: the DTensor is on another mesh, (dp=8), and the "
         f"function's is (dp=2, tp=4)\n  at: HERE\n{FIT}"
     )
 
@@ -156,7 +160,7 @@ def test_no_mesh() -> None:
     _, text = refusal(sf.PlacementError, lambda: sf.shard(double)(X))
     assert text == (
         "shard(double): no mesh is given, and no current mesh is set\n  at: HERE\n  try: "
-        "shard(fn, mesh=...) or call it inside `with use_mesh(mesh)`"
+        "shard(fn, mesh=...), or call the function inside `with use_mesh(mesh)`"
     )
 
 
@@ -332,13 +336,12 @@ def test_an_argument_that_requires_grad_is_not_cut_off_silently() -> None:
 
 
 def test_a_world_that_does_not_match_the_mesh() -> None:
-    fix = "a shape whose product is 8, or fake_world(3)"
+    fix = "use a shape whose product is 8, or fake_world(3)"
     _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((3,), ("dp",)))
-    assert text == f"make_mesh: shape (3,) needs 3 ranks, the world has 8\n  try: {fix}"
+    assert text == f"make_mesh: shape (3,) needs 3 ranks, but the world has 8\n  try: {fix}"
     _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "dp")))
     assert text == (
-        "make_mesh: shape (2, 4), axis names ('dp', 'dp')\n  needed: one distinct name "
-        "for each axis"
+        "make_mesh: shape (2, 4), axis names ('dp', 'dp')\n  needed: a different name for each axis"
     )
     _, text = refusal(sf.PlacementError, lambda: sf.make_mesh((2, 4), ("dp", "t-p")))
     assert text == "make_mesh: axis names ['t-p']\n  needed: names like dp or tp"
@@ -348,7 +351,7 @@ def test_differentiating_integers() -> None:
     _, text = refusal(
         sf.TreeError, lambda: sf.grad(lambda x: x.sum())(torch.ones(3, dtype=torch.int64))
     )
-    fix = "torch.tensor(x) for a number; argnums, or a closure, for all other values"
+    fix = "torch.tensor(x) for a number; for other values use argnums or a closure"
     got = "an argument cannot be differentiated\n  x is (3,) torch.int64\n  at: HERE"
     assert text == f"grad(<lambda>): {got}\n  needed: floating tensors, or None\n  try: {fix}"
 
@@ -362,15 +365,15 @@ def test_differentiating_what_is_not_a_scalar() -> None:
 
 def test_random_numbers_are_refused_where_ranks_would_differ() -> None:
     _, text = refusal(sf.RuleError, lambda: sharded(lambda x: torch.binomial(x, x.sigmoid()))(X))
-    said = "it draws random numbers, which ranks would draw differently"
+    said = "the op draws random numbers, and each rank would draw different ones"
     assert text == (
         f"shard(<lambda>), op aten.binomial.default: {said}\n  at: HERE\n  try: pass random "
-        "tensors in as arguments"
+        "tensors as arguments"
     )
 
 
 def test_constraints_that_do_not_fit() -> None:
-    fix = "P with axes of the mesh, one part for each dim"
+    fix = "use P with axes of the mesh and one entry for each dim"
     _, text = refusal(
         sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P(None, None, "dp")))(X)
     )
@@ -379,13 +382,17 @@ def test_constraints_that_do_not_fit() -> None:
         f" try: {fix}"
     )
     _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P("zz")))(X))
-    assert text == f"constrain: no axis zz; the mesh has (dp=2, tp=4)\n  at: HERE\n  try: {fix}"
+    assert (
+        text
+        == f"constrain: the mesh has no axis zz; the mesh has (dp=2, tp=4)\n  at: HERE\n  try: \
+{fix}"
+    )
 
 
 def test_implicit_communication_when_it_is_forbidden() -> None:
     fix = (
-        "a placement that needs no transfer, which sf.report looks for; sf.constrain to accept a "
-        "transfer; or implicit_comm='allow'"
+        "use a placement that needs no transfer (sf.report suggests one); sf.constrain to "
+        "accept this transfer; or implicit_comm='allow' to accept all"
     )
     error, text = refusal(
         sf.PlacementError,
@@ -395,11 +402,12 @@ def test_implicit_communication_when_it_is_forbidden() -> None:
         "shard(<lambda>): 1 implicit collective, 96 B",
         (
             "  all_gather of self over dp (96 B) for aten.sort.default at HERE: self is "
-            "f32[6@dp, 4]; sharded on dim 1, or replicated, it would need no transfer"
+"f32[6@dp, 4]; placed sharded on dim 1, or replicated the argument would need no "
+"transfer"
             ),
         (
             "  aten.sort.default(self f32[6@dp, 4]) at HERE is computed replicated, for 96 B: "
-            "no strategy of its rule keeps the sharding"
+"no strategy of the op's sharding rule keeps the sharding"
             ),
         f"  try: {fix}",
     ])  # fmt: skip
@@ -425,19 +433,19 @@ def test_distribute_and_from_local_name_every_leaf_that_does_not_fit() -> None:
     assert text == "\n".join([
         "distribute: ['a']: P('q') names axis 'q'; the mesh has (dp=2, tp=4)",
         "  ['b']: P(None, None, 'dp') names dim 2 of a tensor with 2 dims, shape (6, 4)",
-        "  try: placements that fit each tensor",
+        "  try: give placements that fit each tensor",
     ])  # fmt: skip
     _, text = refusal(
         sf.PlacementError, lambda: sf.distribute(X, mesh(), [Partial(), Replicate()])
     )  # it would be twice X
     said = (
-        "a plain tensor is a global value and cannot be [Partial(sum), Replicate()]; use "
-        "sf.from_local"
+        "a plain tensor is a global value, so its placement cannot be [Partial(sum), "
+        "Replicate()]; use sf.from_local"
     )
-    assert text == f"distribute: the tensor: {said}\n  try: placements that fit each tensor"
+    assert text == f"distribute: the tensor: {said}\n  try: give placements that fit each tensor"
     _, text = refusal(sf.TreeError, lambda: sf.distribute({"a": X}, mesh(), {"b": P()}))
     assert text == (
-        "distribute: placements does not match the tree\n  the whole tree: placements "
+        "distribute: the placements do not match the given tree\n  the whole tree: placements "
         "lack ['a']; placements have also ['b']"
     )
     _, text = refusal(sf.PlacementError, lambda: sf.from_local(X, mesh(), P("zz")))

@@ -212,11 +212,11 @@ def test_a_size_that_breaks_a_branch_is_captured_again_and_named() -> None:
     fresh(batch(3))
     assert fresh.explain_retrace(batch(5)).splitlines()[1:] == [
         "  x: f64[5, 3], was f64[3, 3]",
-        f"  captured again, since the captured function needs x.shape[0] <= 4, at "
+        "  shardfn captures again, because the captured function needs x.shape[0] <= 4, at "
         f"{__file__}:{line}",
     ]
     assert fresh.explain_retrace(batch(4)).splitlines()[2:] == [
-        "  sizes only: partitioned again, and not captured again"
+        "  only sizes differ: shardfn partitions again without a new capture"
     ]
 
 
@@ -352,7 +352,7 @@ def test_what_cannot_be_read_with_symbols_is_captured_for_each_size() -> None:
         added.append(captures(lambda n=n: fn(batch(n))))
         check_equal(fn(batch(n)), batch(n).sum(0).expand(n, 3))
     assert added == [1, 1, 0]
-    line = "its sizes are constants, since it cannot be read with symbols: "
+    line = "sizes are constants, because the function cannot be captured with symbolic sizes: "
     assert line in fn.explain_retrace(batch(7))
     with pytest.raises(sf.CaptureError, match="dim 0 cannot be read as a symbol"):
         sf.jit(summed)(sf.mark_dynamic(batch(6), 0, strict=True))
@@ -361,15 +361,18 @@ def test_what_cannot_be_read_with_symbols_is_captured_for_each_size() -> None:
 BAD_MARKS = {
     "a number": (lambda: sf.mark_dynamic(3, 0), "mark_dynamic: a int"),
     "a list": (lambda: sf.mark_dynamic([batch(2)], 0), "mark_dynamic: a list"),
-    "a dim": (lambda: sf.mark_dynamic(batch(2), 2), "there is no dim 2 in shape (2, 3)"),
-    "no dims": (lambda: sf.mark_dynamic(torch.ones(()), 0), "there is no dim 0 in shape ()"),
+    "a dim": (lambda: sf.mark_dynamic(batch(2), 2), "the tensor has no dim 2: its shape is (2, 3)"),
+    "no dims": (
+        lambda: sf.mark_dynamic(torch.ones(()), 0),
+        "the tensor has no dim 0: its shape is ()",
+    ),
     "not a dim": (lambda: sf.mark_dynamic(batch(2), "x"), "there is no dim 'x'"),
     "strict": (lambda: sf.mark_dynamic(batch(2), 0, strict=1), "strict is 1"),
 }
 BAD_OPTIONS = {
     "an argument": ({"z": 0}, "there is no argument 'z'"),
     "more": ((0, None, None), "3 entries for 2 positional arguments"),
-    "a dim": ((2, None), "x: there is no dim 2 in shape (2, 3)"),
+    "a dim": ((2, None), "x: the tensor has no dim 2: its shape is (2, 3)"),
     "a number": ((None, 0), "n: a int has no dims"),
     "a text": ("x", "a str"),
     "no dim": (({"x"}, None), "x: 'x' is not a dim"),

@@ -337,7 +337,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         """grad(<lambda>): the function makes a Pair of tensors to which a derivative \
 or vmap applies
   needed: one pure graph of tensor ops
-  try: the Pair as an argument; or use its inner tensors directly""",
+  try: pass the Pair as an argument; or use its inner tensors directly""",
     ),
     "taken apart under a derivative": (
         lambda: sf.grad(lambda x: (x.a * 2).sum())(Pair(A, B)),
@@ -391,9 +391,11 @@ a Quantized(numbers, scale; {'bits': 2}) in another
     ),
     "a gradient that would be lost": (
         lambda: sf.jit(wave)(Pair(A, B).requires_grad_()),
-        """jit(wave), argument x: it requires grad, and autograd would not see through the call
-  try: differentiate inside with shardfn's grad, and pass x.detach(), or call it under \
-torch.no_grad()""",
+        """jit(wave), argument x: the argument requires grad, but autograd cannot differentiate \
+this \
+call
+  try: differentiate inside the function with sf.grad and pass x.detach(); or call the function \
+under torch.no_grad()""",
     ),
 }
 
@@ -426,5 +428,5 @@ def test_a_tensor_is_a_leaf_of_tree_map_whatever_was_called_before() -> None:
 
 def test_a_dtensor_of_tensors_of_another_shape(mesh: Any) -> None:
     x = DTensor.from_local(Q, mesh, [Replicate()])
-    with pytest.raises(sf.TreeError, match="whose tensors have other shapes"):
+    with pytest.raises(sf.TreeError, match="have other shapes than the"):
         sf.jit(lambda q: q)(x)

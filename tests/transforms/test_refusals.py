@@ -350,7 +350,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "from_local": (lambda x: sf.from_local(x, MESHES[0], P("dp")), "sf.constrain"),
     "functionalize": (
         meets(lambda x: sf.functionalize(torch.nn.Linear(2, 2))),
-        "call functionalize outside",
+        "make the module outside",
     ),
     "pin": (meets(lambda x: sf.pin(LINEAR, {"": P("dp")})), "sf.constrain"),
     "init": (lambda x: sf.init(torch.nn.Identity), "outside of the function"),

@@ -288,7 +288,7 @@ def test_methods_inside_another_transform_are_bound_too() -> None:
 def test_a_gradient_by_self_needs_a_tree_of_floating_tensors_only() -> None:
     with pytest.raises(sf.TreeError) as caught:
         Point(W, 3.0).of_self(X)
-    fix = "torch.tensor(x) for a number; argnums, or a closure, for all other values"
+    fix = "torch.tensor(x) for a number; for other values use argnums or a closure"
     got = "an argument cannot be differentiated\n  self.c is a float"
     text = f"grad(of_self): {got}\n  needed: floating tensors, or None\n  try: {fix}"
     assert without_line(caught.value) == text
@@ -298,8 +298,8 @@ def test_a_self_that_is_no_tree_is_refused_by_name() -> None:
     with pytest.raises(sf.TreeError) as caught:
         Plain(3.0).of_x(X)
     fix = (
-        "the transform of the bound method, which is read when it is captured; "
-        "static_argnums=0 of jit or shard; or Plain a NamedTuple"
+        "transform the bound method, which shardfn reads at capture; or use static_argnums=0 "
+        "of jit or shard; or make Plain a NamedTuple"
     )
     assert HERE.sub("HERE", str(caught.value)) == "\n".join([
         "grad(of_x), argument self: a Plain",
@@ -322,7 +322,7 @@ def test_what_that_refusal_says_to_try_works() -> None:
 def test_a_module_as_an_argument_is_refused_by_name() -> None:
     with pytest.raises(sf.TreeError) as caught:
         sf.grad(lambda x, m: m(x).sum())(X, torch.nn.Linear(4, 1))
-    fix = "fn, params, buffers = sf.functionalize(module), and its params and buffers as arguments"
+    fix = "fn, params, buffers = sf.functionalize(module), and pass params and buffers as arguments"
     said = (
         "grad(<lambda>), argument m: a Linear\n  at: HERE\n  needed: a tensor or a "
         f"constant\n  try: {fix}"

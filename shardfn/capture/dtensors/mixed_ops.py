@@ -213,7 +213,7 @@ def _part_error(node: torch.fx.Node, axes: list[str]) -> CaptureError:
         "a DTensor on a part of the mesh",
         f"the result differs over {over}, an axis that its mesh does not have",
         needed="a placement for each axis of the mesh",
-        fix="DTensor.from_local(x.to_local(), mesh, placements), on the whole mesh",
+        fix="DTensor.from_local(x.to_local(), mesh, placements) on the whole mesh",
         source=_line_of(node),
     )
 
@@ -288,7 +288,7 @@ def origin_of(
     if path is not None:
         return Origin(f"argument {path}", path)
     *_, name = re.findall(r"[A-Za-z]\w*", argument.source.name) or ["tensor"]
-    closed_over = "a tensor that the function closes over"
+    closed_over = "a closed-over tensor"
     if name == "cell_contents":
         return Origin(closed_over, None)
     return Origin(f"{name}, {closed_over}", None)

@@ -107,7 +107,7 @@ class Clock:
         if graph not in self.runs:
             rank = Rank(self)
             for _ in rank.play(graph, None):
-                raise AssertionError("a rank alone waits for nobody")
+                raise AssertionError("a single rank waits for no other rank")
             self.runs[graph] = rank.finish()
         return self.runs[graph]
 
@@ -124,7 +124,9 @@ class Clock:
                 if next(playing, "done") == "done":
                     del waiting[k]
                     mail.progress += 1
-            assert mail.progress != before, "coordinates of a pipeline wait for each other"
+            assert mail.progress != before, (
+                "the coordinates of the pipeline wait for each other for ever"
+            )
         last = max(rank.now for rank in ranks)
         for rank in ranks:
             rank.wait_for_stages(last, "the last coordinate", NOWHERE)

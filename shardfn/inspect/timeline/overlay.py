@@ -177,7 +177,7 @@ def _time_of(predicted: Any) -> StepTime:
         return time
     raise ShardError.of(
         f"{WHERE}, predicted",
-        f"it is of type {type(predicted).__name__}",
+        f"predicted is of type {type(predicted).__name__}",
         needed="the time of a lowered function",
         fix='sf.overlay(fn.lower(*args).time("H100"), "profiler.json")',
         source=call_site(),
@@ -223,9 +223,10 @@ def _refuse_other(
             problems += [f"not predicted: {_listed(extra)}"] if extra else []
             raise ShardError.of(
                 f"{WHERE}, profile",
-                "a trace of another program",
+                "the profile is a trace of another program",
                 *problems,
-                needed=f"a call of {name} with the shapes, mesh and placements of the prediction",
+                needed=f"the profile of a call of {name} with the shapes, mesh and "
+                "placements of the prediction",
                 fix="lower the function with the arguments of the profiled call",
                 source=call_site(),
             )

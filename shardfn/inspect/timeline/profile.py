@@ -68,7 +68,7 @@ def read_trace(where: str, path: str | Path) -> dict[str, Any]:
     Raises:
         ShardError: the file cannot be read, or holds something else.
     """
-    fix = 'profiler.export_chrome_trace("profiler.json") of torch.profiler, after a call'
+    fix = 'call profiler.export_chrome_trace("profiler.json") of torch.profiler after a call'
     try:
         data = Path(path).read_bytes()
         page = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
@@ -78,7 +78,7 @@ def read_trace(where: str, path: str | Path) -> dict[str, Any]:
         raise ShardError.of(f"{where}, profile", got, fix=fix, source=call_site()) from error
     except (ValueError, KeyError, TypeError) as error:
         got = f"{str(path)!r} is not a trace"
-        needed = "what torch.profiler exports: JSON with traceEvents"
+        needed = "a file exported by torch.profiler: JSON with traceEvents"
         raise ShardError.of(
             f"{where}, profile", got, needed=needed, fix=fix, source=call_site()
         ) from error
@@ -104,9 +104,9 @@ def calls_in(where: str, name: str, rows: Sequence[Row]) -> list[MeasuredCall]:
         got = f"it has calls of {', '.join(sorted(others))}" if others else "it has no call"
         raise ShardError.of(
             f"{where}, profile",
-            f"a trace of another program: {got}",
-            needed=f"a call of {name} while the profiler records",
-            fix=f"profile a call of {name}, which is neither a loaded artefact nor in a CUDA graph",
+            f"the profile is a trace of another program: {got}",
+            needed=f"a profile recorded during a call of {name}",
+            fix=f"profile a call of {name} without a loaded artefact and without CUDA graphs",
             source=call_site(),
         )
     threads: dict[Any, list[Row]] = collections.defaultdict(list)

@@ -139,7 +139,7 @@ def processes_of(
         is_outline |= depth < rank.run.depth
         dropped += max(0, len(events) - each)
         processes.append(Process(pid, rank.name, _longest(events, each)))
-    parts = ["an outline: bodies of loops are one event a track"] if is_outline else []
+    parts = ["outline: each loop body is drawn as one event per track"] if is_outline else []
     parts += [f"the {dropped} shortest events are not drawn"] if dropped else []
     return processes, "; ".join(parts)
 

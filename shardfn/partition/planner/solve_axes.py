@@ -12,7 +12,7 @@ from .axis_problem import AxisProblem, undecided
 from .observed_walk import ObservedWalk
 
 log = logging.getLogger("shardfn")
-GREEDY = 'each op takes its cheapest strategy, as with planner="greedy"'
+GREEDY = 'shardfn takes the cheapest strategy of each op, as with planner="greedy"'
 
 
 def solve_axes(observed: ObservedWalk) -> Mapping[Node, Placed]:
@@ -38,14 +38,14 @@ def solve_axes(observed: ObservedWalk) -> Mapping[Node, Placed]:
 def _warning(problem: AxisProblem, name: str, *, is_solved: bool) -> str:
     """Return the warning to log about the plan of one axis; empty if there is none."""
     where = f"the placements on axis {name}"
-    late = "within the limits of a search"
+    late = "within the search limits"
     if problem.is_too_large:
-        return f"the program is too large to plan {where} at once; {GREEDY}"
+        return f"the program is too large to plan {where} as a whole; {GREEDY}"
     if problem.program.is_impossible:
-        return f"{where} cannot be planned at once; {GREEDY}"
+        return f"{where} cannot be planned as a whole; {GREEDY}"
     if not is_solved:
         return f"{where} were not planned {late}; {GREEDY}"
     if problem.program.is_late:
-        best = "the best that were found are used"
-        return f"{where} were not known to be the cheapest {late}; {best}"
+        best = "shardfn uses the best placements found"
+        return f"{where} could not be proved cheapest {late}; {best}"
     return ""

@@ -49,8 +49,10 @@ def asked_rows(
         f"attention over {axes.names[axis]!r} must be {way!r}, but {_described(call)} cannot",
         needed=f"a number of key heads that {n} ranks divide"
         if way == ULYSSES
-        else "as many queries as keys if it is causal, no dropout, and a mask only where the "
-        "kernel allows it",
+        else (
+            "attention with as many queries as keys if causal, without dropout, and with a mask "
+            "only if the kernel accepts one"
+        ),
         fix=f"attention={{{axes.names[axis]!r}: {others[0]!r}}}"
         if others
         else f"no attention= for {axes.names[axis]!r}",

@@ -36,7 +36,7 @@ def constrain(walk: Walk, node: Node) -> None:
     try:
         placements = constrained(text_of_spec, walk.axes, value.fake.shape, current)
     except ValueError as error:
-        fix = "P with axes of the mesh, one part for each dim"
+        fix = "use P with axes of the mesh and one entry for each dim"
         raise PlacementError.of(
             "constrain", str(error), fix=fix, placements=text_of_spec, **origin_of(node)
         ) from None
@@ -66,7 +66,7 @@ def constrained(
     axes_named = {name for names in names_of(P(*parts)) for name in names} | {*stages}
     unknown = axes_named - {*axes.names}
     if unknown:
-        raise ValueError(f"no axis {', '.join(sorted(unknown))}; the mesh has {axes}")
+        raise ValueError(f"the mesh has no axis {', '.join(sorted(unknown))}; the mesh has {axes}")
     if any(entries[len(shape) :]):
         raise ValueError(
             f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}"

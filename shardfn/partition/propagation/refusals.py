@@ -25,11 +25,11 @@ def not_reduced(
     name: str, path: str, node: torch.fx.Node, placements: MeshPlacements, axes: MeshAxes
 ) -> PlacementError:
     """Make the error for an op that needs the value of an unreduced gradient."""
-    fix = "reduce it first: sf.constrain(x, P()), or with its final placement"
+    fix = "reduce the gradient x first: sf.constrain(x, P()), or constrain x to its final placement"
     op = getattr(node.target, "_opname", node.target)
     got = (
-        f"it is an unreduced gradient (Partial {partials_over(placements, axes)}), and {op} needs "
-        "its value"
+        f"the value is an unreduced gradient (Partial {partials_over(placements, axes)}), but "
+        f"{op} needs the reduced value"
     )
     return PlacementError.of(
         f"{name}, argument {path}",
@@ -46,15 +46,18 @@ def cannot_stay_partial(
     name: str, path: str, node: torch.fx.Node, placements: MeshPlacements, axes: MeshAxes
 ) -> PlacementError:
     """Make the error for a result that cannot leave as Partial."""
-    fix = "return the gradient itself, as grad gives it, or drop Partial from out_placements"
+    fix = (
+        "return the gradient unchanged, as sf.grad returns it, or remove Partial from "
+        "out_placements"
+    )
     got = (
-        "it is reduced already, or was never Partial, and cannot stay "
+        "the value is already reduced, or was never Partial, so its placement cannot stay "
         f"{partials_over(placements, axes)}"
     )
     return PlacementError.of(
         f"{name}, {path}",
         got,
-        needed="a value that is reduced once",
+        needed="a value that is reduced exactly once",
         fix=fix,
         **origin_of(node),
         arg_path=path,
@@ -72,7 +75,7 @@ def wrong_local_shape(
     """Make the error for a user's rule whose local result has another shape than its placement
     gives.
     """
-    fix = "sf.rule(..., example=(arguments of the op)), which proves a rule when it is registered"
+    fix = "sf.rule(..., example=(arguments of the op)), which checks the rule when it is registered"
     lines = (
         f"the op gives {got} on a rank",
         f"inputs placed {', '.join(map(str, ins))}, the result {out}",
@@ -98,23 +101,26 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
     is_alone = all(n == 1 for n in axes.sizes) and not is_nested
     if is_alone or not draws(node):
         return
-    got = "it draws random numbers, which ranks would draw differently"
-    fix = "pass random tensors in as arguments"
+    got = "the op draws random numbers, and each rank would draw different ones"
+    fix = "pass random tensors as arguments"
     if is_nested:
-        got = "it draws random numbers, for which its graphs have no state"
-        fix = "sf.cond, sf.scan or sf.while_loop; or pass random tensors in"
+        got = "the op draws random numbers, but its graphs carry no random state"
+        fix = "use sf.cond, sf.scan or sf.while_loop; or pass random tensors as arguments"
     raise RuleError.of(f"{name}, op {node.target}", got, fix=fix, **origin_of(node))
 
 
 def partial_is_reduced(node: torch.fx.Node, axes: Sequence[str], kind: str) -> PlacementError:
     """Make the error for `to_local` of a Partial DTensor that is reduced already."""
     over = ", ".join(axes)
-    got = f"its terms over {over}, a Partial {kind}, are reduced already: another op needs it"
+    got = (
+        f"the DTensor's Partial {kind} over {over} is already reduced, because another op needs "
+        "its value"
+    )
     return PlacementError.of(
         "DTensor.to_local",
         got,
         needed="a DTensor whose sum no other op needs",
-        fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
+        fix="call x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
         **origin_of(node),
     )
 
@@ -123,8 +129,8 @@ def without_cotangent(node: torch.fx.Node) -> PlacementError:
     """Make the error for a derivative of `to_local` of a Partial DTensor."""
     return PlacementError.of(
         "DTensor.to_local",
-        "under a derivative, of a Partial DTensor that ops made: its terms are not determined",
-        needed="a DTensor that is not Partial, or that from_local made",
-        fix="x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
+        "to_local of a Partial DTensor that an op made is not defined under a derivative",
+        needed="a DTensor that is not Partial, or a result of from_local",
+        fix="call x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
         **origin_of(node),
     )

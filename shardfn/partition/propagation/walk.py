@@ -593,7 +593,7 @@ class Walk:
                 own = [fixed[axis]]
             fitting = self.fitting(call, own, placed)
             if not fitting:
-                problem = f"none of its strategies fits on axis {name}"
+                problem = f"none of the op's sharding strategies fits on axis {name}"
                 raise failed(problem, rule, call, self.name, node)
             is_term = self.stays_partial(node, axis)
             priced = [

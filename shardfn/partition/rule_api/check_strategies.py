@@ -73,10 +73,10 @@ def _wrong(choice: Choice, call: OpCall) -> str | None:
     if len(ins) != len(call.ins) or len(outs) != len(call.outs):
         given = f"{len(ins)} placements for arguments and {len(outs)} for results"
         needed = f"{len(call.ins)} and {len(call.outs)}"
-        return f"it gives {given} where the call has {needed}: {choice}"
+        return f"the rule returns {given}, but the call has {needed}: {choice}"
     if not (_all_fit(ins, call.ins) and _all_fit(outs, call.outs)):
         shapes = f"{[tuple(x.shape) for x in call.ins]} -> {[tuple(x.shape) for x in call.outs]}"
-        return f"it gives placements that do not fit {shapes}: {choice}"
+        return f"the rule returns placements that do not fit {shapes}: {choice}"
     return None
 
 

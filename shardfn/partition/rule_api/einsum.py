@@ -77,8 +77,8 @@ class Factors:
     def _misfit(self, call: OpCall, wrong: list[str]) -> RuleError:
         """Make the error for a call whose tensors do not match the factors."""
         fix = (
-            "one name for each dim, equal names for equal sizes, 1 for a dim of size 1; or a "
-            "function as the rule"
+            "give one name for each dim, equal names for equal sizes, and 1 for a dim of size "
+            "1; or pass a function as the rule"
         )
         return RuleError.of(f"rule({call.target}), {self.text!r}", *wrong, fix=fix)
 
@@ -89,10 +89,11 @@ class Factors:
         wrong = []
         if len(self.ins) != tensors:
             wrong.append(
-                f"it names {len(self.ins)} inputs, and the op takes {tensors} tensor arguments"
+                f"the rule names {len(self.ins)} inputs, but the op takes {tensors} tensor "
+                "arguments"
             )
         if len(self.outs) != returns:
-            wrong.append(f"it names {len(self.outs)} results, and the op returns {returns}")
+            wrong.append(f"the rule names {len(self.outs)} results, but the op returns {returns}")
         return wrong
 
 
@@ -104,7 +105,7 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
     """
     left, arrow, right = text.partition("->")
     if not arrow or "->" in right:
-        raise ValueError("there is not one arrow between inputs and results")
+        raise ValueError("the rule must have exactly one arrow (->) between inputs and results")
     ins = _rows(left)
     outs = _rows(right)
     known = {f for row in ins for f in row}
@@ -121,14 +122,18 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
             for f in dict.fromkeys(row)
             if f != ONE and row.count(f) > 1
         ]
-        wrong += [f"{said}: ... stands for leading dims and comes first"] if REST in row[1:] else []
+        wrong += (
+            [f"{said}: ... stands for leading dims and must come first"] if REST in row[1:] else []
+        )
     wrong += [
-        f"factor {f} of the result is in no input"
+        f"the name {f} of the result is in no input"
         for row in outs
         for f in row
         if f not in known and f != ONE
     ]
-    wrong += [f"need_whole names {f}, which is not a factor" for f in whole if f not in known]
+    wrong += [
+        f"need_whole names {f}, which is not a name of the rule" for f in whole if f not in known
+    ]
     if wrong:
         raise ValueError(*dict.fromkeys(wrong))
     return Factors(text, ins, outs, frozenset(whole))

@@ -239,7 +239,7 @@ class Locating:
         """
         wanted = self.number_of(step.home) if isinstance(step, OnStage) else stage
         if wanted < stage:
-            got = f"a value of stage {stage} would have to go back to stage {wanted}"
+            got = f"a value of stage {stage} would have to be sent back to stage {wanted}"
             raise PlacementError.of(f"{self.name}, constrain", got, **origin_of(step.node))
         return wanted
 
@@ -281,13 +281,14 @@ class Locating:
             if stage > home and home not in busy and not isinstance(earliest, OnStage):
                 line = located(**origin_of(earliest.node)) or earliest.node.name
                 wrong.append(
-                    f"{self.paths[i]} is on stage {home}, and is first read on stage {stage}, at "
-                    f"{line}, with {self.met(earliest, stage)}: stage {home} computes nothing"
+                    f"{self.paths[i]} is on stage {home}, but is first read on stage {stage}, "
+                    f"at {line}, with {self.met(earliest, stage)}: stage {home} computes "
+                    "nothing"
                 )
         if wrong:
             fix = (
-                "each of them on the stage that reads it first: stages follow the order in which "
-                "the function reads its parameters"
+                "place each parameter on the stage that reads it first: stages follow the "
+                "order in which the function reads its parameters"
             )
             raise PlacementError.of(f"{self.name}, stages", *wrong, fix=fix)
 

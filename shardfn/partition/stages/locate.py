@@ -53,7 +53,10 @@ def stage_axis(
     found |= {axes.names.index(name) for name in named if name in axes.names}
     if STAGE_AXIS in named and axes.names and not found:
         if len(axes.names) > 1:
-            got = "a constraint to an sf.Stage, where no value is on a stage of a named axis"
+            got = (
+                "the function constrains a value to an sf.Stage, but no parameter is on a stage "
+                "of a named axis"
+            )
             fix = f"P({axes.names[-1]}=...), which names the axis"
             raise PlacementError.of(f"{program.name}, placements", got, fix=fix)
         found = {0}
@@ -296,8 +299,8 @@ class _Locate:
         axis_name, text = parse_record(step.node.meta["custom"][PIPELINE])
         name = f"{self.program.name}, pipelined_grad"
         if axis_name != self.axis_name:
-            got = f"{axis_name!r}, and parameters are on stages of {self.axis_name!r}"
-            raise PlacementError.of(f"{name}, axis", got, needed="the axis of the stages")
+            got = f"axis is {axis_name!r}, but parameters are on stages of {self.axis_name!r}"
+            raise PlacementError.of(f"{name}, axis", got, needed="the mesh axis of the stages")
         consts, end = scan.consts, scan.consts + scan.carries
         homes = [self.homes[slot.number] for slot in step.ins]
         self.refuse_sharded(name, step)
@@ -370,7 +373,7 @@ class _Locate:
             )
             wrong = [f"a value is sharded over {self.axis_name!r}, at {line}" for line in lines]
         if wrong:
-            fix = f"shards over other axes: {self.axis_name!r} is the axis of the stages"
+            fix = f"shard over other axes, since {self.axis_name!r} is the axis of the stages"
             raise PlacementError.of(f"{name}, placements", *wrong, fix=fix)
 
     def refuse_unplaced(self, name: str) -> None:
@@ -398,9 +401,14 @@ class _Locate:
         """
         wrong = []
         if schedule.coordinates != self.size:
-            wrong.append(f"it has {schedule.coordinates} coordinates, the axis {self.size}")
+            wrong.append(
+                f"the schedule has {schedule.coordinates} coordinates, but the axis has {self.size}"
+            )
         if schedule.microbatches != scan.length:
-            wrong.append(f"it has {schedule.microbatches} microbatches, the call {scan.length}")
+            wrong.append(
+                f"the schedule has {schedule.microbatches} microbatches, but the call has "
+                f"{scan.length}"
+            )
         if wrong:
             raise ScheduleError.of(f"{name}, schedule {schedule.name!r}", *wrong)
         schedule.check(schedule.stages)
@@ -446,9 +454,9 @@ def _stage_number(name: str, schedule: Schedule, at: AtStage) -> int:
         return own[at.chunk]
     raise ScheduleError.of(
         f"{name}, schedule {schedule.name!r}",
-        f"coordinate {at.coordinate} has {len(own)} stages in it, but a parameter is on its "
-        f"stage {at.chunk}",
-        fix='schedule="interleaved", which takes any number',
+        f"the schedule has {len(own)} stages on coordinate {at.coordinate}, but a parameter is "
+        f"on its stage {at.chunk}",
+        fix='schedule="interleaved", which accepts any number of stages per coordinate',
     )
 
 

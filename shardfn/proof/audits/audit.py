@@ -88,7 +88,7 @@ def audit(
         ...     dist.all_reduce(model.bias.grad, dist.ReduceOp.AVG)
         ...     return model
         >>> print(audit(distributed, single, torch.arange(12.0).view(4, 3), world=2))
-        1 of 6 values of distributed on 2 ranks are not those of one device
+        1 of 6 values of distributed on 2 ranks differ from those of one device
           gradient of weight: each rank its own: not reduced over world (differs by 3, ranks 0, 1)
     """
     accept("audit", distributed=distributed, single=single, world=world, mesh=mesh, steps=steps)
@@ -171,7 +171,7 @@ def _axes_of_mesh(name: str, mesh: Mapping[str, int] | None, world: int) -> list
     if torch.Size(sizes).numel() != world:
         raise TreeError.of(
             name,
-            f"mesh {dict(mesh)} has {torch.Size(sizes).numel()} ranks, world={world}",
+            f"mesh {dict(mesh)} has {torch.Size(sizes).numel()} ranks, but world is {world}",
             needed="sizes whose product is the number of ranks",
             fix=f"world={torch.Size(sizes).numel()}",
             arg_path="mesh",

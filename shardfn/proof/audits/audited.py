@@ -27,21 +27,21 @@ AFTER, BUFFER, RESULT = "parameter after the step", "buffer", "result"
 
 
 OTHER_START = (
-    "begins with other values: seed both steps alike, as by torch.manual_seed(0) before the module "
-    "is made, or broadcast what one rank has"
+    "starts with different values: call torch.manual_seed(0) in both steps before the module "
+    "is made, or broadcast the values of one rank"
 )
 APART_START = (
-    "begins with other values, which differ between ranks: seed all ranks alike, without their "
-    "number, before the module is made, or broadcast what one rank has"
+    "starts with values that differ between ranks: use the same seed on all ranks before the "
+    "module is made, or broadcast the values of one rank"
 )
-FROZEN = "one device has none: it is not trained there"
-UNKNOWN = "one device has no such parameter, nor one with its values"
+FROZEN = "on one device this parameter has no gradient: it is not trained there"
+UNKNOWN = "on one device no parameter has this name or these values"
 RANDOM = (
-    "the steps draw random numbers, as dropout does: ranks draw others than one device; compare "
-    "with dropout of 0"
+    "the steps draw random numbers, as dropout does, and ranks draw different numbers than "
+    "one device; compare with dropout of 0"
 )
 OF_UPDATES = {  # the words for gradients, and those for updates by them
-    "reduced twice, or summed where it is averaged": "learning rate multiplied",
+    "reduced twice, or summed in place of averaged": "learning rate multiplied",
     "divided once more": "learning rate divided once more",
 }
 
@@ -115,9 +115,9 @@ class Audit:
 
     def __str__(self) -> str:
         counted = f"{self.compared} values of {self.name} on {self.world} ranks"
-        first = f"{counted} are those of one device"
+        first = f"{counted} equal those of one device"
         if self.rows:
-            first = f"{len(self.rows)} of {counted} are not those of one device"
+            first = f"{len(self.rows)} of {counted} differ from those of one device"
         groups = itertools.groupby(
             self.rows, lambda row: (row.kind, row.step, row.cause, row.ranks)
         )
@@ -190,7 +190,7 @@ class Comparison:
         if not self.compared:
             raise TreeError.of(
                 self.name,
-                "the two steps have no name of a parameter or a result in common",
+                "the two steps have no parameter name or result name in common",
                 *self.notes,
                 needed="a parameter or a result with the same name in both steps",
                 fix="return the loss and the module from both steps",
@@ -221,11 +221,11 @@ class Comparison:
         if is_right is None:
             return []
         if is_right:
-            return [f"the loss of step {number} is right: what differs is in the backward"]
+            return [f"the loss of step {number} is right: the difference is in the backward"]
         one, of_ranks = map(mean, self.losses(number))
         return [
-            f"the loss of step {number} is {one:.6g} on one device, {of_ranks:.6g} in the mean of "
-            "ranks"
+            f"the loss of step {number} is {one:.6g} on one device, but {of_ranks:.6g} as the "
+            "mean over ranks"
         ]
 
     def of_batches(self) -> list[str]:
@@ -235,7 +235,10 @@ class Comparison:
         one, ranks = self.alone.rows[0], [each.rows[0] for each in self.ranks]
         if one in (sum(ranks), *ranks) or any(sum(ranks) == one * a.size for a in self.axes):
             return []
-        return [f"the first batch of one device has {one} rows, those of ranks {sum(ranks)}"]
+        return [
+            f"the first batch has {one} rows on one device, but {sum(ranks)} rows on all ranks "
+            "together"
+        ]
 
     def check(self) -> None:
         """Refuse steps with nothing to compare."""
@@ -258,7 +261,7 @@ class Comparison:
         if len(counts) > 1:
             raise DivergenceError.of(
                 self.name,
-                f"one device takes {len(self.alone.steps)} optimizer steps, ranks take "
+                f"one device takes {len(self.alone.steps)} optimizer steps, but ranks take "
                 f"{', '.join(str(len(each.steps)) for each in self.ranks)}",
                 needed="as many steps on one device as on each rank",
                 fix="write another single-device step, if the number of steps depends on the "
@@ -431,7 +434,7 @@ class Comparison:
         whole = [row for row in self.rows if row.cause.endswith(": scaled")]
         are_equal = ratios and max(ratios) - min(ratios) < slack * abs(max(ratios))
         if len(whole) == len(self.rows) > 1 and are_equal:
-            text = "every gradient alike: the loss, or the norm that clips, is another"
+            text = "every gradient has the same factor: the loss or the clipping norm differs"
             self.rows = [
                 attrs.evolve(row, cause=row.cause.replace(": scaled", f": {text}"))
                 for row in self.rows
@@ -516,7 +519,7 @@ class Comparison:
         alone = self.alone.tensors()
         for path in {path for each in found for path in each} ^ alone.keys():
             who = "one device returns" if path in alone else "ranks return"
-            self.notes.append(f"only {who} {path or 'a tensor'}, which is not compared")
+            self.notes.append(f"only {who} {path or 'a tensor'}, so it is not compared")
         for path in alone.keys() & {path for each in found for path in each}:
             x, values = alone[path], [each.get(path) for each in found]
             name, noise = path or "the result", 0.0
@@ -584,8 +587,8 @@ class Comparison:
         if apart:
             shape = [*expected.shape]
             self.notes.append(
-                f"{kind} {name}, {shape} on one device, is not compared on {listed(apart)}: "
-                "it is not there, or is no part of that"
+                f"{kind} {name}, {shape} on one device, is not compared on {listed(apart)}: it "
+                "is missing there, or is not a shard of that tensor"
             )
         if pairs:
             self.compare(name, kind, len(self.alone.steps) - 1, pairs, noise)

@@ -95,7 +95,7 @@ def difference(
     if missing := tuple(r for r, p in pairs.items() if p.value is None):
         largest = max(size(pairs[r].expected) for r in missing)
         where = "every rank" if len(missing) == len(pairs) else listed(missing)
-        return Difference(0.0, largest, missing, f"none on {where}: not computed, or not kept")
+        return Difference(0.0, largest, missing, f"missing on {where}: not computed, or not saved")
     gaps = {r: gap(p) for r, p in pairs.items()}
     wrong = tuple(r for r, x in gaps.items() if not x <= bound)  # also for NaN
     if not wrong:
@@ -170,7 +170,7 @@ def scaled(
         return f"{start}: lost"
     names = sized(ratio, axes)
     if names:
-        return f"{start} = size of {names}: reduced twice, or summed where it is averaged"
+        return f"{start} = size of {names}: reduced twice, or summed in place of averaged"
     names = sized(1 / ratio, axes)
     if names:
         return f"{start} = 1 / size of {names}: divided once more"

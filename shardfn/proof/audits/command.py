@@ -16,13 +16,17 @@ def main(argv: Sequence[str]) -> int:
     """Audit a script. Returns 0 if it computes what one device computes, 1 if not, 2 on errors."""
     parser = argparse.ArgumentParser(
         prog="python -m shardfn audit",
-        description="run a script for torchrun as n ranks of one process, and compare them with "
-        "one device",
+        description="run a torchrun script as n simulated ranks in one process, and compare the "
+        "ranks with one device",
     )
     parser.add_argument("script", help="the path of the script")
     parser.add_argument("--world", type=int, help="the number of ranks (default: the mesh's, or 8)")
-    parser.add_argument("--mesh", type=sizes, help="names and sizes of axes, as dp=4,tp=2")
-    parser.add_argument("--single", help="a script of one device (default: the script on one rank)")
+    parser.add_argument(
+        "--mesh", type=sizes, help="names and sizes of mesh axes, such as dp=4,tp=2"
+    )
+    parser.add_argument(
+        "--single", help="a script for one device (default: the script itself, on one rank)"
+    )
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (default: 3)")
     own = argv[: argv.index("--")] if "--" in argv else argv
     options = parser.parse_args(own)

@@ -17,10 +17,7 @@ from ...errors import listed
 from .causes import Axis, tolerance
 from .shards_of_ranks import LocalValue, local_value, reduced
 
-AGREED = (
-    "every module returns what it returns on one device: the loss is computed otherwise, or of "
-    "other labels"
-)
+AGREED = "every module returns the same as on one device: the loss formula or the labels differ"
 SLACK = 64  # tolerances of a value, which a forward of many layers may be off
 
 
@@ -71,13 +68,13 @@ def departure(
         where = f"{path} ({type(call.module).__name__})" if path else type(call.module).__name__
         reads = _departed(call.read, [x.read for x in calls if x is not None], axes, eps)
         if reads:
-            return f"the first module to read other values is {where}, on {listed(reads)}"
+            return f"the first module whose input differs is {where}, on {listed(reads)}"
         returns = _departed(call.returned, [x.returned for x in calls if x is not None], axes, eps)
         is_known &= returns is not None
         if returns and reads is not None:
             return (
-                f"the first module to return other values is {where}, on {listed(returns)}; "
-                "it reads those of one device"
+                f"the first module whose output differs is {where}, on {listed(returns)}; its "
+                "input equals that of one device"
             )
     return AGREED if is_known else None
 

@@ -51,7 +51,10 @@ def mean_of_means(
                 means = mean(values, known), mean(values)
                 apart = [abs(x * scale - wanted) for x in means]
                 if apart[0] <= bound and apart[1] > 4 * max(bound, apart[0]):
-                    return f"mean of means: weights {written(known)} over {axis.name}"
+                    return (
+                        f"a mean of means: ranks of {axis.name} count with the weights "
+                        f"{written(known)}"
+                    )
     return None
 
 

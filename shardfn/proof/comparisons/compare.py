@@ -34,11 +34,11 @@ from .values_of_ranks import GlobalValue, Values
 Node = torch.fx.Node
 SHOWN = 12  # rows of a printed comparison
 KINDS = {
-    "op": "the result in {} is not what the op makes of its inputs",
+    "op": "the result in {} is not the op's result for its inputs",
     "replicas": "ranks of {} have different replicas of the result",
     "redistribute": "a redistribution in {} changes the value",
-    "argument": "ranks of {} come in with different replicas of the argument",
-    "program": "a and b make different results of the same inputs",
+    "argument": "ranks of {} start with different replicas of the argument",
+    "program": "a and b compute different results from the same inputs",
 }
 
 
@@ -176,13 +176,15 @@ class Comparison:
             lines.append(f"  {len(both)} values agree up to rounding{_worst(both)}")
             if len(both) < len(self.rows):
                 more = len(self.rows) - len(both)
-                lines.append(f"  {more} more are in one of them alone, or only in parts of an op")
+                lines.append(
+                    f"  {more} more values exist only in a or only in b, or inside a larger op"
+                )
             return "\n".join(lines)
         lines += [f"  first: {line}" if not i else f"  {line}" for i, line in _lines(self.first)]
         others = self.differences[1:]
         if others:
             shown = [f"    {x.op}" + (f" at {x.line}" if x.line else "") for x in others[:SHOWN]]
-            lines += [f"  {len(others)} later ops differ by themselves, too:", *shown]
+            lines += [f"  {len(others)} later ops also add differences of their own:", *shown]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -256,7 +258,7 @@ def compare(
     if isinstance(step, Shard) and a is None and b is None:
         b = {}
     if a is None and b is None:
-        got = "neither a nor b is given: both sides would be one device"
+        got = "neither a nor b is given, so both sides would be one device"
         raise ShardError.of("compare", got, fix=EXAMPLE, source=call_site())
     layouts = [layout_of("compare", n, step, x) for n, x in (("a", a), ("b", b))]
     sides = [run("compare", layout, args) for layout in layouts]

@@ -107,14 +107,14 @@ class DigestComparison:
         lines = [f"compare digests, a: {self.a}, b: {self.b}"]
         lines.append(f"  {self.values} values, {self.same} of them with equal bytes on all ranks")
         if self.first_bytes is not None:
-            lines.append(f"  the first with other bytes: {self.first_bytes}")
+            lines.append(f"  the first value with different bytes: {self.first_bytes}")
         if self.first is None:
-            lines.append("  no value differs by more than rounding and than its inputs")
+            lines.append("  every difference is explained by rounding or by different inputs")
             return "\n".join(lines)
         head, *rest = str(self.first).split("\n")
         lines += [f"  first: {head}", *(f"  {x}" for x in rest)]
         if len(self.differences) > 1:
-            lines.append(f"  {len(self.differences) - 1} later values differ by themselves, too")
+            lines.append(f"  {len(self.differences) - 1} later values also begin a new difference")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -128,19 +128,19 @@ def compare_digests(*paths: Any, raises: bool = False) -> DigestComparison:
         DivergenceError: a value differs, and `raises` is set.
     """
     if len(paths) != 2 or not all(isinstance(x, str | os.PathLike) for x in paths):
-        got = f"{len(paths)} arguments, of which the first is a path"
+        got = f"the first argument is a path, and {len(paths)} arguments are given"
         needed = "the paths of two folders of digests"
         raise ShardError.of("compare", got, needed=needed, fix=FIX, source=call_site())
     a, b = (read_digests(path) for path in paths)
     names = [[_function(call.name) for call in calls] for calls in (a, b)]
     if len(a) != len(b):
         got = f"{paths[0]} has {len(a)} calls, {paths[1]} has {len(b)}"
-        fix = "runs of the same number of steps, each in a folder of its own"
+        fix = "compare runs with the same number of steps, each in its own folder"
         raise ShardError.of("compare", got, fix=fix, source=call_site())
     if names[0] != names[1]:
         first = next(i for i, (x, y) in enumerate(zip(*names, strict=True)) if x != y)
         got = f"call {first} is {a[first].name} in a, {b[first].name} in b"
-        fix = "two runs of one script"
+        fix = "compare two runs of the same script"
         raise ShardError.of("compare", got, fix=fix, source=call_site())
     rows = [row for i, pair in enumerate(zip(a, b, strict=True)) for row in _pairs(i, *pair)]
     wrong = tuple(row.difference for row in rows if row.difference is not None)

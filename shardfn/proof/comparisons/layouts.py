@@ -130,7 +130,7 @@ def _check_mesh(place: str, mesh: Any) -> None:
     sizes = list(mesh.values()) if isinstance(mesh, Mapping) else []
     if sizes and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
         return
-    needed = "a DeviceMesh, or a dict of axis names and sizes"
+    needed = "a DeviceMesh, or a dict from axis names to sizes"
     raise ShardError.of(place, f"mesh is {mesh!r}", needed=needed, fix="mesh={'dp': 2, 'tp': 4}")
 
 
@@ -196,8 +196,8 @@ def _mesh_of(where: str, layout: Layout) -> Iterator[Any]:
         return
     size = math.prod(mesh.values())
     if world.kind == "simulated" and world.size != size:
-        got = f"the mesh {dict(mesh)} has {size} ranks, in a fake world of {world.size}"
-        fix = f"a mesh of {world.size} ranks, or the call outside of the fake world"
+        got = f"the mesh {dict(mesh)} has {size} ranks, but the fake world has {world.size}"
+        fix = f"use a mesh of {world.size} ranks, or call sf.compare outside of the fake world"
         raise ShardError.of(place, got, fix=fix, source=call_site())
     entered = contextlib.nullcontext() if world.kind == "simulated" else fake_world(size)
     with entered:
@@ -208,9 +208,9 @@ def of_real_ranks(where: str) -> ShardError:
     """The error for real ranks, which have their own values alone."""
     return ShardError.of(
         where,
-        "these are real ranks, and each has only its own values",
+        "the ranks are real processes, and each has only its own values",
         needed="simulated ranks, in one process",
-        fix="SHARDFN_DIGESTS=path for the real run, then sf.compare(path, other_path)",
+        fix="set SHARDFN_DIGESTS=path for the real run, then call sf.compare(path, other_path)",
         source=call_site(),
     )
 
@@ -232,8 +232,8 @@ def _arguments(where: str, layout: Layout, mesh: Any, args: tuple[Any, ...]) -> 
     placed = _tree.tree_map(own, args)
     tensors = [x for x in _tree.leaves(args) if isinstance(x, torch.Tensor)]
     if layout.dtype is not None and not any(x.is_floating_point() for x in tensors):
-        got = f"dtype={layout.dtype}, and no argument is a floating tensor"
-        fix = "the tensors as arguments of the step, not closed over"
+        got = f"dtype is {layout.dtype}, but no argument is a floating-point tensor"
+        fix = "pass the tensors as arguments of the step, not as closed-over values"
         raise ShardError.of(f"{where}, argument {layout.name}", got, fix=fix, source=call_site())
     return placed
 

@@ -68,7 +68,11 @@ def read_digests(path: Any) -> list[RecordedCall]:
     files = [Path(path)] if Path(path).is_file() else sorted(Path(path).glob("rank*.jsonl"))
     where = f"compare, digests {str(path)!r}"
     if not files:
-        got = "there is no such folder" if not Path(path).exists() else "it has no rank*.jsonl"
+        got = (
+            "the folder does not exist"
+            if not Path(path).exists()
+            else "the folder has no files rank*.jsonl"
+        )
         raise ShardError.of(where, got, fix=FIX, source=call_site())
     by_rank: dict[int, list[tuple[dict[str, Any], list[dict[str, Any]]]]] = {}
     for number, file in enumerate(files):
@@ -77,7 +81,7 @@ def read_digests(path: Any) -> list[RecordedCall]:
     counts = {len(calls) for calls in by_rank.values()}
     if len(counts) > 1:
         shown = [f"rank {r}: {len(calls)} calls" for r, calls in sorted(by_rank.items())[:8]]
-        fix = "the files of runs that ended, in a folder of their own"
+        fix = "use only files of one finished run, in a folder of its own"
         raise ShardError.of(where, "ranks have recorded different calls", *shown, fix=fix)
     rows = zip(*(by_rank[r] for r in sorted(by_rank)), strict=True)
     return [_call(dict(zip(sorted(by_rank), row, strict=True)), where) for row in rows]
@@ -106,7 +110,7 @@ def _call(
     heads = {(h["call"], tuple(h["axes"]), tuple(h["sizes"])) for h, _ in ranks.values()}
     if len(heads) > 1:
         got = f"ranks have recorded different calls: {', '.join(sorted({h[0] for h in heads}))}"
-        fix = "the files of one run, in a folder of their own"
+        fix = "use only files of one run, in a folder of its own"
         raise ShardError.of(where, got, fix=fix, source=call_site())
     axes = MeshAxes(tuple(head["axes"]), tuple(head["sizes"]))
     coordinates = {r: tuple(h["coordinates"]) for r, (h, _) in ranks.items()}

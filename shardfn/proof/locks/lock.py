@@ -22,7 +22,7 @@ from .lock_price import read_price
 from .source_lines import SourceLines
 
 WRITTEN, CHECKED, READ = "written", "equal", "read"
-FIX = "sf.lock(..., update=True), where the change is meant"
+FIX = "sf.lock(..., update=True), if the change is intended"
 
 
 @attrs.frozen(repr=False)
@@ -201,7 +201,7 @@ def _check_test(where: str, path: str, test: str, other: Any) -> None:
         return
     folder = os.path.dirname(os.path.dirname(os.path.abspath(path)))
     if os.path.exists(os.path.join(folder, other.partition("::")[0])):
-        got = f"it is the lock of {other}, and this is {test}"
+        got = f"the file is the lock of {other}, but this test is {test}"
         fix = 'lock(step, ..., name="another_name")'
         raise ShardError.of(where, got, fix=fix, source=call_site(), arg_path="path")
 

@@ -95,11 +95,13 @@ def _notes(old: Price, new: Price, is_same_torch: bool) -> list[str]:
     absent = [x for x in attrs.asdict(new, recurse=False) if getattr(old, x) is None]
     absent = [x for x in absent if getattr(new, x) is not None]
     if absent:
-        notes.append(f"the lock does not know: {', '.join(absent)}")
+        notes.append(f"the lock file has no entry for {', '.join(absent)}")
     if not is_same_torch and old.ops is not None:
         then = " on ".join(filter(None, (old.torch, old.device)))
         now = f"{new.torch} on {new.device}"
-        notes.append(f"ops are those of torch {then}, and this is {now}: not compared")
+        notes.append(
+            f"ops are not compared: the lock was written with torch {then}, and this is torch {now}"
+        )
     elif old.kernels is not None and new.kernels is None:
         notes.append("kernels were not compared: sf.lock(..., kernels=True) compiles the step")
     return notes

@@ -185,10 +185,10 @@ def read(where: str, path: str) -> tuple[Price, dict[str, Any]]:
         if isinstance(error, ValueError) and any(
             line.startswith(CONFLICT) for line in text_lines(path)
         ):
-            reason = "it holds two versions, which version control could not merge"
+            reason = "the file has merge-conflict markers of version control"
         raise _unreadable(where, reason) from None
     if not isinstance(fields, dict) or "format" not in fields:
-        raise _unreadable(where, 'it is not a lock: it has no "format"')
+        raise _unreadable(where, 'the file is not a lock: "format" is missing')
     values: dict[str, Any] = {}
     is_later = isinstance(fields["format"], int) and fields["format"] > FORMAT
     for name in FIELDS:
@@ -251,7 +251,7 @@ def _expanded(path: str) -> list[str]:
     if not ranges:
         return [path]
     if math.prod(map(len, ranges)) > MOST:
-        raise ValueError(f"{path!r} stands for too many paths")
+        raise ValueError(f"{path!r} expands to too many paths")
     form = RANGE.sub("{}", path.replace("{", "{{").replace("}", "}}"))
     return [form.format(*numbers) for numbers in itertools.product(*ranges)]
 
@@ -264,7 +264,10 @@ def text_lines(path: str) -> list[str]:
 
 def _unreadable(where: str, reason: str) -> ShardError:
     needed = "a file that sf.lock has written"
-    fix = "restore it from version control; or delete it, and the next call writes it"
+    fix = (
+        "restore the file from version control; or delete the file, and the next call writes it "
+        "again"
+    )
     return ShardError.of(where, reason, needed=needed, fix=fix, source=call_site(), arg_path="path")
 
 
@@ -276,13 +279,13 @@ def _text(value: Any) -> str:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is not an int from 0 up")
+        raise TypeError(f"{value!r} is not an int of 0 or more")
     return value
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise TypeError(f"{value!r} is not a number from 0 up")
+        raise TypeError(f"{value!r} is not a number of 0 or more")
     return float(value)
 
 
@@ -355,6 +358,6 @@ def write(where: str, path: str, text: str) -> None:
         complete_files.write(path, text.encode())
         os.chmod(path, mode)
     except (OSError, ValueError) as error:  # ValueError: a path that no system has
-        fix = "path='locks/step.json', in a folder that can be written to"
+        fix = "path='locks/step.json', in a writable folder"
         got = f"it cannot be written: {error}"
         raise ShardError.of(where, got, fix=fix, source=call_site(), arg_path="path") from None

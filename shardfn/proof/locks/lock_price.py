@@ -220,7 +220,7 @@ def _kernels(lowered: Any) -> dict[str, int] | None:
     codes = [code for x in runners if x is not None and (code := _compat.generated_code(x))]
     if not codes:
         got = f"kernels of {lowered.program.name}, which is not compiled"
-        needed = 'backend="inductor", with a process for each rank or one rank in a fake world'
+        needed = 'backend="inductor", with one process per rank or with one rank in a fake world'
         fix = "sf.fake_world(n, numerics=False)"
         source = call_site()
         raise ShardError.of("lock, kernels", got, needed=needed, fix=fix, source=source)

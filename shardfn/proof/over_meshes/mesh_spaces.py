@@ -26,8 +26,10 @@ SMALLEST_SIZES = 9  # the sizes of a dim are 1 to 9, or to twice the ranks
 LARGEST_SIZES = 16
 TEXT_OF_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 TEXT_OF_SIZE = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
-NEEDED_WORLDS = "numbers of ranks from 1 up, as '1..8', 4, [1, 2, 6] or [{'dp': 2, 'tp': 3}]"
-NEEDED_DIM = "a name, '3*name', a size, or sizes as '0..7'"
+NEEDED_WORLDS = (
+    "numbers of ranks of 1 or more, such as '1..8', 4, [1, 2, 6] or [{'dp': 2, 'tp': 3}]"
+)
+NEEDED_DIM = "a name, '3*name', a size, or a range of sizes such as '0..7'"
 
 Draw = Callable[[Sequence[Any]], Any]  # draws one of several, of which the first is the simplest
 
@@ -238,8 +240,11 @@ def spaces(
             rows = ((n, options or _default_sizes(mesh)) for n, options in allowed.items())
             result.append(Space(mesh, tuple(rows), tuple(arguments), codes))
     if not result:
-        got = "no mesh has as many axes as the lists of placements have entries"
-        fix = "sf.P, which names axes; or axes= with as many names"
+        got = (
+            "the lists of placements have an entry for each mesh axis, but no mesh has that many "
+            "axes"
+        )
+        fix = "use sf.P, which names axes; or axes= with as many names as entries"
         raise ShardError.of("meshes, placements", got, fix=fix, arg_path="placements")
     return result
 
@@ -305,7 +310,7 @@ def _arguments(
 ) -> tuple[list[Argument], dict[str, list[int]]]:
     """The arguments of a test, and the sizes of dims that have them in place of a name."""
     if shapes is not None and not isinstance(shapes, Mapping):
-        got, needed = f"shapes is {described(shapes)}", "a dict of argument names and shapes"
+        got, needed = f"shapes is {described(shapes)}", "a dict from argument names to shapes"
         fix = 'shapes={"x": ("b", "d")}'
         raise ShardError.of("meshes, shapes", got, needed=needed, fix=fix, arg_path="shapes")
     wrong: list[str] = []
@@ -321,11 +326,11 @@ def _arguments(
             limit = Dim(bound) if _is_count(bound) else _named_dim(bound)
             if not isinstance(kind, torch.dtype):
                 got = f"dtype of {path} is {described(kind)}"
-                fix = "dtype=torch.float64, or a dict of argument names and dtypes"
+                fix = "dtype=torch.float64, or a dict from argument names to dtypes"
                 raise ShardError.of("meshes, dtype", got, fix=fix, arg_path="dtype")
             if limit is None:
                 got = f"below of {path} is {described(bound)}"
-                needed = "an int from 1 up, or a name of a dim"
+                needed = "an int of 1 or more, or the name of a dim"
                 fix = 'below={"ids": "vocabulary"}'
                 raise ShardError.of("meshes, below", got, needed=needed, fix=fix, arg_path="below")
             result.append(Argument(path, dims, kind, limit, options))
@@ -336,7 +341,10 @@ def _arguments(
     names = {dim.name for each in result for dim in each.dims}
     for each in result:
         if each.below.name is not None and each.below.name not in names:
-            got = f"below of {each.path} is {each.below.name!r}, which is no dim of shapes"
+            got = (
+                f"below of {each.path} is {each.below.name!r}, which is not the name of a dim in "
+                "shapes"
+            )
             fix = f"one of {', '.join(sorted(filter(None, names))) or 'the named dims'}"
             raise ShardError.of("meshes, below", got, fix=fix, arg_path="below")
     return result, unnamed
@@ -412,7 +420,7 @@ def _placement_leaf(choices: Any, path: str, ndim: int) -> tuple[Any, ...]:
     is_sequence = isinstance(options, (list, tuple)) and len(options) > 0
     if not is_sequence or not all(map(_is_given, options)):
         got, fix = f"placements of {path} is {described(choices)}", "placements='any'"
-        needed = "'any', 'all', a placement, or several to choose from"
+        needed = "'any', 'all', a placement, or a list of alternative placements"
         raise ShardError.of("meshes, placements", got, needed=needed, fix=fix, arg_path=path)
     for spec in options:
         dims = len(spec.parts) if isinstance(spec, P) else 0
@@ -420,7 +428,7 @@ def _placement_leaf(choices: Any, path: str, ndim: int) -> tuple[Any, ...]:
         numbers = [p.dim for p in rows if isinstance(p, Shard)]
         dims = max([dims, *(d + 1 if d >= 0 else -d for d in numbers)])
         if dims > ndim:
-            got = f"{spec} names dim {dims - 1} of {path}, which has {ndim} dims"
+            got = f"{spec} names dim {dims - 1} of {path}, but {path} has {ndim} dims"
             raise ShardError.of("meshes, placements", got, arg_path=path, placements=spec)
     return tuple(P() if spec is None else spec for spec in options)
 
@@ -487,13 +495,16 @@ def _sizes(
     for name, given in (sizes or {}).items() if is_mapping else ():
         options = _range(given)
         if name not in result:
-            wrong.append(f"sizes names {name!r}, which is no dim of shapes")
+            wrong.append(f"sizes names {name!r}, which is not the name of a dim in shapes")
         elif not options:
             wrong.append(f"sizes of {name!r} is {described(given)}")
         else:
             result[name] = tuple(options)
     if wrong:
-        needed, fix = "a dict of dims and sizes", 'sizes={"b": "0..7", "d": [4, 8], "k": 3}'
+        needed, fix = (
+            "a dict from names of dims to sizes",
+            'sizes={"b": "0..7", "d": [4, 8], "k": 3}',
+        )
         raise ShardError.of("meshes, sizes", *wrong, needed=needed, fix=fix, arg_path="sizes")
     return result
 

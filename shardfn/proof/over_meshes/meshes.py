@@ -152,7 +152,7 @@ def _checked(test: Any, drawn: Mapping[str, Any]) -> inspect.Signature:
         ShardError: it is no plain function, or lacks a parameter.
     """
     name = getattr(test, "__qualname__", repr(test))
-    fix = "@sf.meshes(...) on a function: def test_step(mesh, x): ..."
+    fix = "put @sf.meshes(...) on a function: def test_step(mesh, x): ..."
     problem = None
     if isinstance(test, type) or not inspect.isroutine(test):
         problem = f"it decorates {described(test)}"
@@ -247,7 +247,7 @@ def _run(trial: Trial, tried: Sequence[Space], examples: int) -> None:
     size = _open_world()
     here = [space for space in tried if size in (None, math.prod(space.axes.sizes))]
     if not here:
-        raise _skip(f"meshes: {trial.name} has no mesh of the {size} ranks of this world")
+        raise _skip(f"meshes: no mesh of {trial.name} fits the {size} ranks of this world")
     search = Search(trial)
     example = search.smallest(_spread(here, examples), max(FEWEST, examples // len(here)))
     if example is None:
@@ -258,9 +258,8 @@ def _run(trial: Trial, tried: Sequence[Space], examples: int) -> None:
     ranks = math.prod(example.axes.sizes)
     runs = f"torchrun --nproc-per-node={ranks} program.py" if _is_real() else "python program.py"
     error.add_note(
-        f"meshes: {trial.name} fails on {example}\n"
-        f"  the smallest of {search.failed} failures; {search.passed} examples passed\n"
-        f"  {runs}, of these lines, fails alike:"
+        f"meshes: {trial.name} fails on {example}\n  the smallest of {search.failed} failures; "
+        f"{search.passed} examples passed\n  {runs} of these lines fails in the same way:"
     )
     error.add_note(trial.program(example))
     raise error.with_traceback(_of_test(error.__traceback__))
@@ -362,8 +361,8 @@ class Search:
         except (hypothesis.errors.NoSuchExample, hypothesis.errors.Unsatisfiable):
             return None
         except hypothesis.errors.Flaky as error:
-            got = f"{self.trial.name} fails, and then passes with the same example"
-            fix = "seeds inside of the test, and nothing that one run leaves for the next"
+            got = f"{self.trial.name} fails once, and then passes with the same example"
+            fix = "set seeds inside the test, and let no run leave state for the next one"
             raise DivergenceError.of("meshes", got, fix=fix) from error
 
     def fails(self, example: Example) -> bool:
@@ -396,9 +395,11 @@ class Search:
             ShardError: it has not.
         """
         if self.passed == 0:
-            got = f"no example of {self.trial.name} was tried: each was rejected"
-            needed = "sizes and placements that fit each other"
-            fix = 'sizes={"b": [4, 8]}, of which the placements take some; or placements="any"'
+            got = f"no example of {self.trial.name} was run, because each one was rejected"
+            needed = "sizes and placements that fit together"
+            fix = (
+                'sizes={"b": [4, 8]} with sizes that the placements can shard; or placements="any"'
+            )
             raise ShardError.of("meshes", got, needed=needed, fix=fix)
 
 
@@ -426,7 +427,7 @@ def _agreed(
     other = next((r for r, row in enumerate(rows) if row[0] != rows[0][0]), None)
     if other is not None:
         lines = [f"rank 0: {rows[0][0]}", f"rank {other}: {rows[other][0]}"]
-        fix = "the same test, with the same parameters, on every rank"
+        fix = "run the same test with the same parameters on every rank"
         raise DivergenceError.of(
             "meshes", "the ranks have drawn different examples", *lines, fix=fix
         )
@@ -435,5 +436,5 @@ def _agreed(
         return None, None
     rank, text = failed[0]
     if error is None:
-        error = DivergenceError.of("meshes", f"rank {rank} fails, and this one passes: {text}")
+        error = DivergenceError.of("meshes", f"rank {rank} fails, but this rank passes: {text}")
     return error, text

@@ -20,7 +20,7 @@ from ...stored.json_text import parsed
 FORMAT = "shardfn artefact"
 VERSION = 1
 LENGTH = 8  # bytes that say how long the header is
-DAMAGED = "another copy, or save it again: it is damaged, or something else"
+DAMAGED = "use another copy, or save the program again: the file is damaged, or is not an artefact"
 
 
 def write(path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ def write(path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]) -> N
     try:
         complete_files.write(path, save(stored, metadata))
     except OSError as error:
-        fix = "a path that can be written"
+        fix = "give a path that can be written"
         got = f"{path} cannot be written"
         raise ArtefactError.of("save", got, str(error), fix=fix) from None
 
@@ -58,7 +58,7 @@ def read(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], str]:
         tensors = load(found)
         text = str(metadata["record"])
         if _digest(text, tensors) != metadata["digest"]:
-            raise ValueError("its digest is another one")
+            raise ValueError("the file's digest does not match its contents")
         record = parsed(text)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise damaged(path, error) from None
@@ -80,14 +80,16 @@ def _metadata(found: bytes) -> dict[str, Any]:
     """
     length = int.from_bytes(found[:LENGTH], "little")
     if len(found) < LENGTH + length:
-        raise ValueError("it ends too early, or is something else")
+        raise ValueError("the file ends too early, or is not an artefact")
     header = parsed(found[LENGTH : LENGTH + length])
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise ValueError("it must be an artefact")
     if metadata.get("version") != str(VERSION):
         said = metadata.get("version")
-        raise ValueError(f"its version is {said!r}, this shardfn reads {VERSION}")
+        raise ValueError(
+            f"the file has format version {said!r}, but this shardfn reads version {VERSION}"
+        )
     return metadata
 
 

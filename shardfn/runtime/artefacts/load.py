@@ -73,7 +73,7 @@ def _loaded(path: str, mesh: Any, backend: str | None) -> tuple[Compiled, str]:
 
 def _refused(path: str, error: Exception) -> ArtefactError:
     if isinstance(error, Unwritable):
-        error = ValueError(f"{error}, which no artefact may have")
+        error = ValueError(f"an artefact may not contain {error}")
     return file.damaged(path, error)
 
 
@@ -81,12 +81,18 @@ def _refuse_other_versions(path: str, record: dict[str, Any]) -> None:
     """Refuse a program of another torch or shardfn, whose ops may mean something else."""
     rows = (("torch", _compat.TORCH_VERSION), ("shardfn", VERSION))
     wrong = [
-        f"it was made with {name} {record[name]}, this is {name} {mine}"
+        (
+            f"the artefact was made with {name} {record[name]}, but the installed version is "
+            f"{name} {mine}"
+        )
         for name, mine in rows
         if _release(record[name]) != _release(mine)
     ]
     if wrong:
-        fix = "save it again with these versions, or install those"
+        fix = (
+            "save the program again with the installed versions, or install the versions of the "
+            "artefact"
+        )
         where = f"{WHERE}, {path}"
         raise ArtefactError.of(where, *wrong, fix=fix, source=call_site())
 
@@ -117,9 +123,11 @@ def _found_mesh(path: str, axes: MeshAxes, device: str | None, mesh: Any) -> Any
     mine = axes_of(mesh)
     wrong = []
     if (mine.names, mine.sizes) != (axes.names, axes.sizes):
-        wrong.append(f"it was made for the mesh {axes}, this is {mine}")
+        wrong.append(f"the artefact was made for the mesh {axes}, but the given mesh is {mine}")
     if axes.names and mesh.device_type != device:
-        wrong.append(f"it was made for {device}, the mesh is of {mesh.device_type}")
+        wrong.append(
+            f"the artefact was made for {device}, but the mesh is over {mesh.device_type} devices"
+        )
     if wrong:
         fix = f"sf.make_mesh({axes.sizes}, {axes.names}, {device!r})"
         where = f"{WHERE}, {path}"

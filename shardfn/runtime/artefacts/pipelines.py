@@ -57,7 +57,7 @@ def check_pipelines(programs: Mapping[Coordinate, LocalProgram], axes: MeshAxes)
     """
     nodes = {at: pipelines_of(program.graph) for at, program in programs.items()}
     if len({len(row) for row in nodes.values()}) > 1:
-        raise ValueError("ranks with other numbers of pipelines")
+        raise ValueError("ranks have different numbers of pipelines")
     count = len(next(iter(nodes.values())))
     for k in range(count):
         (axis,) = {_axis_of(row[k].target, axes) for row in nodes.values()}
@@ -85,7 +85,7 @@ def _check_line(nodes: Sequence[Node], dims: int) -> None:
         progress = [next(part, None) for part in parts]
         parts = [part for part, at in zip(parts, progress, strict=True) if at is not None]
         if (len(sent), len(parts)) == before and not any(progress):
-            raise ValueError("coordinates of a pipeline wait for each other")
+            raise ValueError("the coordinates of the pipeline wait for each other for ever")
     if sent:
         raise ValueError("a message that nobody receives")
 
@@ -123,7 +123,7 @@ class _Part:
             graph = self.pipeline.graphs[x.graph]
             holders = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
             if any(_reach(value) > value.numel() for value in holders):
-                raise ValueError(f"{self.node}: strides that no value has")
+                raise ValueError(f"{self.node}: the strides are invalid")
             reads = [_form(value) for value in self.first] + [*map(self.look, x.reads)]
             self.same(reads, [_form(value) for value in holders])
             outs = [_form(value) for value in graph_outputs(graph)]
@@ -163,7 +163,7 @@ class _Part:
             shape, dtype = _form(self.inputs[numbers[0]])
             if numbers[1] < shape[0]:
                 return shape[1:], dtype
-        raise ValueError(f"{self.node}: {ref} is read before it is there")
+        raise ValueError(f"{self.node}: {ref} is read before it is computed")
 
     def result(self, ref: Ref) -> Form:
         """The form of a result."""
@@ -176,7 +176,7 @@ class _Part:
     def same(self, given: Sequence[Form], wanted: Sequence[Form]) -> None:
         """Refuse values of other shapes or dtypes."""
         if [*given] != [*wanted]:
-            raise ValueError(f"{self.node}: an instruction reads values of other shapes")
+            raise ValueError(f"{self.node}: an instruction reads values whose shapes do not match")
 
 
 def _form(x: torch.Tensor) -> Form:

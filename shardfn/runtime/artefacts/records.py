@@ -113,7 +113,7 @@ def _outside(said: dict[str, Any], tensors: Tensors) -> ClosedOver:
     ]
     draws = int(said["draws"])
     if (draws > 0) != any(x is ambient.PLACEHOLDER_STATE for x in closed):
-        raise ValueError("the state of random calls")
+        raise ValueError("the record of the random state is invalid")
     names = tuple(map(str, said["names"]))
     lines = (None,) * len(closed)
     count = int(said["constants"])
@@ -218,10 +218,10 @@ def _check_shapes(program: LocalProgram, plan: Plan, coordinate: Any) -> None:
             )
             value = node.meta["val"]
             if (tuple(value.shape), value.dtype) != (tuple(shape), slot.value.dtype):
-                raise ValueError(f"{node}: a shape that no shard has")
+                raise ValueError(f"{node}: the shape is not that of a shard")
     for slot, node in zip(plan.ins, holders, strict=True):
         value = node.meta["val"]
         is_here = layout.is_here(slot.placements, coordinate)
         order = layout.stride_order(slot.value.shape, slot.value.stride()) if is_here else [0]
         if value.stride() != tuple(layout.dense_strides(value.shape, order)):
-            raise ValueError(f"{node}: strides that no shard has")
+            raise ValueError(f"{node}: the strides are not those of a shard")

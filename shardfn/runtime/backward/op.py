@@ -14,11 +14,11 @@ from .second_half import Backward
 
 Function = Callable[[list[Any]], list[Any]]
 SECOND = (
-    "sf.grad or sf.hessian of the function inside the call, which differentiate as often as "
-    "needed; or without create_graph"
+    "use sf.grad or sf.hessian inside the called function, which can differentiate any number "
+    "of times; or leave out create_graph"
 )
 FREED = "loss.backward(retain_graph=True) for all but the last"
-WRITTEN = "write to the tensor after the backward, or to a clone of it"
+WRITTEN = "write to the tensor after the backward, or write to a clone"
 
 
 @attrs.frozen(eq=False)
@@ -67,8 +67,8 @@ class _Op(torch.autograd.Function):
         half = ctx.call.backward
         name = half.request.name
         if torch.is_grad_enabled() or _compat.inside_transform():
-            got = "its backward is differentiated, with create_graph or a transform"
-            needed = "a first derivative from outside of the call"
+            got = "the backward of the call is differentiated, by create_graph or by a transform"
+            needed = "only a first derivative from outside of the call"
             raise ShardError.of(name, got, needed=needed, fix=SECOND, source=call_site())
         saved = _saved(name, ctx)
         with _compat.autocast_off():  # which may be on around loss.backward()
@@ -86,9 +86,9 @@ def _saved(name: str, ctx: Any) -> list[torch.Tensor]:
     except RuntimeError as error:
         is_freed = "second time" in str(error)
         got = (
-            "its graph is freed: backward has gone through it before"
+            "the autograd graph of the call is freed, because an earlier backward used it"
             if is_freed
-            else "a value that its backward needs has been modified in place"
+            else "a value that the backward needs was modified in place"
         )
         fix = FREED if is_freed else WRITTEN
         raise ShardError.of(name, got, fix=fix, source=call_site()) from error

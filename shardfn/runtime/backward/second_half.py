@@ -39,8 +39,8 @@ from ..options import Request
 from ..simulator import simulate
 
 SECOND = (
-    "loss.backward() of the value; or sf.grad inside the call of a function of the gradients, with "
-    "torch.no_grad() around the call"
+    "call loss.backward() of pipelined_grad's value; or apply sf.grad inside the call to a "
+    "function of the gradients, under torch.no_grad()"
 )
 Local = list[torch.Tensor]  # one value's local tensors, of each rank that runs here
 
@@ -179,13 +179,13 @@ class Backward:
         paths = [self.captured.program.out_paths[i] for i in given if cotangents[i] is not None]
         if paths:
             wrong = [
-                f"{path} depends on other results of pipelined_grad than its value"
+                f"{path} depends on a result of pipelined_grad that is not its value"
                 for path in paths
             ]
             raise ShardError.of(
                 self.request.name,
                 *wrong,
-                needed="the backward of the value of pipelined_grad alone",
+                needed="a backward only through the value of pipelined_grad",
                 fix=SECOND,
                 source=call_site(),
             )

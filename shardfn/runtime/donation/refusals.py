@@ -37,9 +37,9 @@ def check_own(name: str, own: Named, others: Named) -> None:
 
 
 def refused_shared(name: str, path: str, of: str) -> ShardError:
-    got = f"it is donated, and shares memory with {of}"
-    fix = f"{path}.clone() in one of the two places, or leave it out of donate_argnums"
-    return _refused(name, path, got, "memory that the call gets once", fix)
+    got = f"the donated argument shares memory with {of}"
+    fix = f"{path}.clone() in one of the two places, or leave the argument out of donate_argnums"
+    return _refused(name, path, got, "a donated tensor whose memory no other argument uses", fix)
 
 
 def take_own(name: str, own: Named) -> None:
@@ -49,7 +49,7 @@ def take_own(name: str, own: Named) -> None:
 
 
 def refused_held(name: str, path: str) -> ShardError:
-    got = "it is donated, and something else refers to it: a weak reference, or an autograd graph"
+    got = "another object refers to the donated argument: a weak reference or an autograd graph"
     needed = "a tensor that only the caller holds"
     return _refused(name, path, got, needed, f"{path}.detach(), donated instead")
 
@@ -84,7 +84,7 @@ def refuse_saved(compiled: Any) -> None:
         is_argument = kind == INPUT and number < len(placed.tensors)
         if is_argument and placed.tensors[number] in placed.donated:
             path = placed.paths[placed.tensors[number]]
-            got = "it is donated, and the backward of the call needs its value"
-            fix = "leave it out of donate_argnums; or call under torch.no_grad()"
+            got = "the backward of the call needs the value of the donated argument"
+            fix = "leave the argument out of donate_argnums; or call under torch.no_grad()"
             needed = "an argument that only this call needs"
             raise _refused(compiled.request.name, path, got, needed, fix)

@@ -12,8 +12,8 @@ from ...source_text import located
 from ...types import LocalProgram
 from ..arguments import Placed
 
-DECIDES = "the processor reads a value to decide what runs next"
-COUNTS = "the processor reads how many rows go to each rank"
+DECIDES = "the CPU reads a value to decide what runs next"
+COUNTS = "the CPU reads how many rows go to each rank"
 SHOWN = 4  # lines of an error
 
 
@@ -44,7 +44,8 @@ def refuse_host_work(name: str, placed: Placed, program: LocalProgram) -> None:
             *lines[:SHOWN],
             *more,
             needed="a program that runs only on the GPU",
-            fix="cuda_graphs=False, or x.to('cuda') outside, torch.where in place of cond",
+            fix="cuda_graphs=False; or call x.to('cuda') outside of the function, and use "
+            "torch.where in place of cond",
         )
 
 

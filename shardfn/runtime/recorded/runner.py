@@ -142,7 +142,7 @@ def recorded(
     try:
         graph = cuda.CudaGraph(run, given)
     except RuntimeError as error:
-        got = f"cuda_graphs=True, and it cannot be recorded: {error}"
+        got = f"cuda_graphs=True, but the program cannot be recorded in a CUDA graph: {error}"
         raise ShardError.of(name, got.splitlines()[0], fix=FIX) from error
     return _described(graph, given, copies)
 

@@ -59,8 +59,9 @@ def chosen(
     first = search.candidates(limit)
     if search.is_late:
         log.warning(
-            "%s: sf.auto: the integer program is too large, or had no solution within the limits "
-            "of a search; the cheapest of data parallel and fully sharded placements are taken",
+            "%s: sf.auto: the integer program is too large, or had no solution within the "
+            "search limits; shardfn takes the cheaper of data parallel and fully sharded "
+            "placements",
             traced.request.name,
         )
     count = len(traced.placed.tensors)
@@ -129,7 +130,8 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
         rows = [f"{path} is {describe(m, axes)}" for m, path in by_marks.items()]
         raise PlacementError.of(
             f"{traced.request.name}, argument {parameter}",
-            "sf.auto cannot follow the state of the parameter, which has several placements",
+            "sf.auto cannot place the parameter together with its state, because their given "
+            "placements differ",
             *rows,
             fix="give one placement to all of them, or sf.auto to all",
             arg_path=parameter,

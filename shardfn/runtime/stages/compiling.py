@@ -107,9 +107,9 @@ def settled(name: str, compile_now: Callable[[], Runner]) -> Runner:
     for _ in range(ATTEMPTS):
         with contextlib.suppress(SettingsChanged):
             return compile_now()
-    got = "other threads changed torch's settings, such as its default dtype, each time"
-    fix = "call it before the other threads start"
-    raise ShardError.of(name, f"it was compiled {ATTEMPTS} times, and {got}", fix=fix)
+    got = "other threads changed torch's settings, such as the default dtype, each time"
+    fix = "call the function once before the other threads start"
+    raise ShardError.of(name, f"the program was compiled {ATTEMPTS} times, but {got}", fix=fix)
 
 
 def compiled_program(

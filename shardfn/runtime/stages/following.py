@@ -117,11 +117,13 @@ def _refuse_undifferentiated(request: Request, numbers: Sequence[int]) -> None:
     followed = request.followed
     assert followed is not None
     wrong = [
-        f"autograd follows {followed.paths[k]}, which a pipelined_grad reads and does not "
-        "differentiate"
+        (
+            f"autograd records {followed.paths[k]}, which pipelined_grad reads but does not "
+            "differentiate"
+        )
         for k in numbers
     ]
-    fix = "argnums= of pipelined_grad that contain it, or x.detach()"
+    fix = "include the argument in argnums= of pipelined_grad, or pass x.detach()"
     raise ShardError.of(request.name, *wrong, fix=fix, source=call_site())
 
 

@@ -121,12 +121,15 @@ def _refuse_other_results(name: str, a: Captured, b: Captured) -> None:
     """Refuse results of another structure on each rank."""
     rows = [(x.program.out_tree, [leaf is TENSOR for leaf in x.program.out_leaves]) for x in (a, b)]
     if rows[0] != rows[1]:
-        got = "ranks whose shards have other sizes return other trees"
-        fix = "one tree of tensors for every size"
+        got = "ranks with shards of different sizes return different trees"
+        fix = "return the same tree of tensors for every size"
         raise TreeError.of(name, got, fix=fix, source=call_site())
     if a.outside.draws != b.outside.draws or not _is_same(a, b):
-        got = "ranks whose shards have other sizes read other tensors, or draw other numbers"
-        fix = "the same closed-over tensors and random calls for every size"
+        got = (
+            "ranks with shards of different sizes read different closed-over tensors, or draw "
+            "different random numbers"
+        )
+        fix = "use the same closed-over tensors and random calls for every size"
         raise TreeError.of(name, got, fix=fix, source=call_site())
 
 

@@ -152,7 +152,7 @@ def out_marks(request: Request, program: Program, placed: Placed) -> list[MeshPl
         return asked
     except ValueError as error:
         kind = TreeError if len(error.args) > 1 or "placements" in str(error) else PlacementError
-        fix = "a prefix of the result's tree, with placements that fit each tensor"
+        fix = "give a prefix of the result's tree, with placements that fit each tensor"
         source = call_site()
         text = problem(
             f"{request.name}, out_placements", *map(str, error.args), fix=fix, source=source
@@ -209,6 +209,6 @@ def _refuse_other_results(name: str, a: Plan, b: Plan) -> None:
     for x, y in zip(a.outs, b.outs, strict=True):
         is_own = x.value.shape[1:] != y.value.shape[1:]
         if x.placements != y.placements and not is_own:
-            got = f"a result is placed {x.placements} on one rank, {y.placements} on another"
-            fix = "x.redistribute(mesh, placements) of the result"
+            got = f"a result is placed {x.placements} on one rank, but {y.placements} on another"
+            fix = "return x.redistribute(mesh, placements) in place of the result x"
             raise PlacementError.of(name, got, fix=fix)

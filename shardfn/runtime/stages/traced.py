@@ -69,8 +69,8 @@ from .lowering import (
 )
 
 WITHOUT_AUTOGRAD = (
-    "torch.no_grad() around the call, whose results have the gradients; or sf.shard of the loss "
-    "itself, whose loss.backward() runs the stages one after the other"
+    "call under torch.no_grad(), since the results contain the gradients; or use sf.shard of "
+    "the loss alone, whose loss.backward() runs the stages one after the other"
 )
 
 
@@ -208,7 +208,8 @@ class Traced:
         is_looped = not all(isinstance(x, Pipelined) for x in piped)
         if is_looped and chosen.stage_axis is not None:
             got = (
-                "autograd follows the call, and a pipelined_grad in the function is differentiated"
+                "autograd records the call, and would differentiate the pipelined_grad in the "
+                "function"
             )
             raise PlacementError.of(
                 self.request.name, got, fix=WITHOUT_AUTOGRAD, source=call_site()
@@ -359,12 +360,12 @@ class Lowered:
         accept("Lowered.stage", k=k)
         axis = self.partition.stage_axis
         if axis is None:
-            fix = "P(..., pp=0) for parameters, and sf.pipelined_grad"
-            got = "no parameter is on a stage"
+            fix = "place parameters with P(..., pp=0), and use sf.pipelined_grad"
+            got = "no parameter is placed on a pipeline stage"
             raise ShardError.of("Lowered.stage", got, fix=fix, source=call_site())
         size, own = self.program.axes.sizes[axis], list(self.traced.placed.coordinate)
         if k >= size:
-            got, fix = f"k is {k}, and the axis has {size} coordinates", f"0 to {size - 1}"
+            got, fix = f"k is {k}, but the axis has {size} coordinates", f"0 to {size - 1}"
             raise ShardError.of("Lowered.stage, k", got, fix=fix, source=call_site())
         own[axis] = k
         place = tuple(own)
@@ -435,7 +436,7 @@ class Lowered:
         accept("Lowered.verbose", rank=rank)
         every = all_coordinates(self.traced.placed.axes)
         if rank >= len(every):
-            got, fix = f"rank is {rank}, in a mesh of {len(every)} ranks", "rank=0"
+            got, fix = f"rank is {rank}, but the mesh has {len(every)} ranks", "rank=0"
             raise ShardError.of("Lowered.verbose, rank", got, fix=fix, source=call_site())
         coordinates = every[rank]
         return verbose_text(self.partition, self.traced.request.name, coordinates)

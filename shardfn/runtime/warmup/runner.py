@@ -93,6 +93,6 @@ class Warming:
             out = self.plain(inputs)
             self.start()
             return out
-        assert self.compiled is not None, "a switch decides after the compilation"
+        assert self.compiled is not None, "the switch to compiled code comes after the compilation"
         self.is_warm = True
         return self.compiled(inputs)

@@ -79,8 +79,8 @@ class Switch:
             if self.raise_lost is not None:
                 self.raise_lost(self.name)
             if time.monotonic() > deadline:
-                got = "a rank has not said from which call on it runs compiled code"
-                fix = "see whether all ranks still run, or leave warmup out"
+                got = "a rank has not announced the call at which it switches to compiled code"
+                fix = "check that all ranks still run, or leave out warmup="
                 raise DivergenceError.of(self.name, got, fix=fix)
 
     def compiled(self) -> None:

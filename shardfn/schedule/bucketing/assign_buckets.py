@@ -303,7 +303,7 @@ class _Joiner:
         else:
             more = f"{len(rows)} of it" if rows else "no bucket for it"
             got = (
-                f"{options.leaf} has an {t.kind} over {t.axis} in the {t.phase}, and the plan "
+                f"{options.leaf} has an {t.kind} over {t.axis} in the {t.phase}, but the plan "
                 f"has {more}"
             )
         raise TreeError.of(f"{self.name}, plan", got, fix=SAME_PROGRAM, arg_path=options.leaf)
@@ -318,11 +318,11 @@ def _contradicted(t: Transfer, leaf: str, row: Row) -> str | None:
     dtype = str(t.dtype).removeprefix("torch.")
     if (row.dtype, row.nbytes) != (dtype, t.nbytes):
         return (
-            f"{leaf} sends {t.nbytes} bytes of {t.dtype}, in the plan "
-            f"{row.nbytes} of torch.{row.dtype}"
+            f"{leaf} sends {t.nbytes} bytes of {t.dtype}, but the plan has {row.nbytes} bytes "
+            f"of torch.{row.dtype}"
         )
     if row.op != t.op:
-        return f"the {t.kind} of {leaf} is by {t.op}, in the plan by {row.op}"
+        return f"the {t.kind} of {leaf} reduces by {t.op}, but the plan reduces by {row.op}"
     return None
 
 
@@ -346,7 +346,7 @@ def _dependent(name: str, transfer: Transfer, batch: Batch) -> TreeError:
     leaf = transfer.options
     assert first is not None and leaf is not None
     fix = "separate buckets for them"
-    got = f"{leaf.leaf} shares a bucket with {first.leaf}, on which it depends"
+    got = f"{leaf.leaf} shares a bucket with {first.leaf}, but depends on its result"
     return TreeError.of(
         f"{name}, plan",
         got,
@@ -372,6 +372,6 @@ def _refuse_mixed(name: str, transfer: Transfer, batch: Batch) -> None:
     ]
     if wrong:
         assert transfer.options is not None and first.options is not None
-        fix = "one bucket for each axis, dtype, reduction and phase"
+        fix = "use a separate bucket for each axis, dtype, reduction and phase"
         got = f"{transfer.options.leaf} and {first.options.leaf} share a bucket"
         raise TreeError.of(f"{name}, plan", got, *wrong, fix=fix, arg_path=transfer.options.leaf)

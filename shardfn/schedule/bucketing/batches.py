@@ -12,7 +12,7 @@ import attrs
 from ...errors import TreeError
 from ..data_flow import Transfer
 
-SAME_PROGRAM = "a plan of this very program: fn.lower(...).plan"
+SAME_PROGRAM = "use the plan of the same program: fn.lower(...).plan"
 
 
 @attrs.define(eq=False)
@@ -40,7 +40,7 @@ class Batch:
     @property
     def planned(self) -> int:
         """The number of the user's bucket that this batch follows."""
-        assert self.wanted is not None, f"batch {self.index} follows no given plan"
+        assert self.wanted is not None, f"batch {self.index} has no given plan"
         return self.wanted
 
     @property
@@ -171,10 +171,10 @@ def _refuse_circles(listed: Sequence[Batch], after: Mapping[int, int], name: str
             second = listed[later].leaves[0].options
             assert first is not None and second is not None
             got = (
-                f"the bucket of {first.leaf} stands before that of {second.leaf}, on which "
-                "it depends"
+                f"the bucket of {first.leaf} comes before the bucket of {second.leaf}, but "
+                "depends on it"
             )
-            fix = "each bucket after those on which it depends, as in fn.lower(...).plan"
+            fix = "put each bucket after the buckets that it depends on, as in fn.lower(...).plan"
             raise TreeError.of(f"{name}, plan", got, fix=fix, arg_path=first.leaf)
 
 

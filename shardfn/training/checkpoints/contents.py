@@ -37,7 +37,7 @@ def named(where: str, tree: Any) -> dict[str, Any]:
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         got = [f"two leaves are called {name}" for name in twice]
-        fix = "keys without a dot, where dicts are nested"
+        fix = "use keys without a dot in nested dicts"
         raise CheckpointError.of(where, *got, fix=fix)
     return dict(leaves)
 
@@ -70,7 +70,7 @@ def contents(tree: Any) -> dict[str, Any]:
         elif is_stateful(x):
             state = x.state_dict()
             if isinstance(state, CONSTANTS):
-                wrong.append(f"the state_dict of {name} is {state!r}, and not a dict")
+                wrong.append(f"the state_dict of {name} must be a dict; got {state!r}")
                 continue
             _add(out, name, _state(name, state, out))
         elif isinstance(x, CONSTANTS):
@@ -79,8 +79,8 @@ def contents(tree: Any) -> dict[str, Any]:
             wrong.append(f"{name} is a {type(x).__name__}")
     if wrong:
         needed = (
-            "tensors, sharded, replicated or on a stage, numbers, text, None, or objects with "
-            "state_dict and load_state_dict"
+            "tensors (sharded, replicated or on a pipeline stage), numbers, text, None, or "
+            "objects with state_dict and load_state_dict"
         )
         raise CheckpointError.of("save", *wrong, needed=needed)
     return out
@@ -124,7 +124,7 @@ def _add(state: dict[str, Any], name: str, x: Any) -> None:
     """
     if name in state:
         kind = "tensors" if isinstance(x, torch.Tensor) else "values"
-        fix = "keys without a dot, where dicts are nested"
+        fix = "use keys without a dot in nested dicts"
         raise CheckpointError.of("save", f"two {kind} are called {name}", fix=fix)
     state[name] = x
 
@@ -146,7 +146,7 @@ def _state(path: str, state: Any, out: dict[str, Any]) -> Any:
         if isinstance(x, CONSTANTS):
             return _plain(x)
         needed = "dicts with keys of text or numbers, lists, tuples, plain tensors, constants"
-        fix = "sf.optim, whose state is a tree, for an optimizer of DTensors"
+        fix = "use sf.optim, whose state is a tree, in place of an optimizer of DTensors"
         got = f"{name}, in an object's state, is a {type(x).__name__}"
         raise CheckpointError.of("save", got, needed=needed, fix=fix)
 

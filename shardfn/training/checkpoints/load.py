@@ -107,7 +107,7 @@ def _folder(path: str, step: int | None) -> str:
         here = f"complete steps: {', '.join(map(str, found))}" if found else ""
         what = "no checkpoint" if step is None else f"no complete step {step}"
         lines = [f"{path} holds {what}", *filter(None, [here])]
-        fix = "the folder that sf.save wrote to"
+        fix = "give the folder that sf.save wrote to"
         raise CheckpointError.of("load", *lines, fix=fix)
     return folder
 
@@ -128,14 +128,20 @@ def _check(
     in_states = [*chain(*states.values())]
     missing = [name for name in leaves if name not in stored]
     missing += [name for name in in_states if stored.get(name) is None]
-    wrong = [f"{name}: in the tree, not in the checkpoint" for name in missing]
+    wrong = [f"{name}: in the given tree, but not in the checkpoint" for name in missing]
     if strict:
         extra = stored.keys() - leaves.keys() - set(in_states)
-        wrong += [f"{name}: in the checkpoint, not in the tree" for name in stored if name in extra]
+        wrong += [
+            f"{name}: in the checkpoint, but not in the given tree"
+            for name in stored
+            if name in extra
+        ]
     for name, leaf in leaves.items():
         wrong += _difference(name, leaf, stored[name], values.get(name)) if name in stored else []
     if wrong:
-        fix = "the tree that was saved; strict=False leaves out what it does not have"
+        fix = (
+            "pass the tree that was saved; strict=False ignores entries that the tree does not have"
+        )
         raise CheckpointError.of("load", f"{folder} holds another tree", *listed(wrong), fix=fix)
 
 

@@ -114,7 +114,7 @@ def _entries(opened: files.Files) -> dict[str, Entry]:
             out[name] = Entry(file, shape)
     if wrong:
         got = f"{opened.folder} has tensors twice"
-        fix = f"a folder with the files of one model, or with their {INDEX}"
+        fix = f"give a folder with the files of one model, or with their {INDEX}"
         raise CheckpointError.of("load_safetensors", got, *listed(wrong), fix=fix)
     return out
 
@@ -131,7 +131,7 @@ def _files(folder: str) -> list[str]:
             with open(index, encoding="utf-8") as file:
                 names = sorted(set(parsed(file.read())["weight_map"].values()))
             if any(os.path.basename(name) != name for name in names):
-                raise ValueError("files outside of the folder")
+                raise ValueError("the index names files outside of the folder")
             return names
         names = sorted(name for name in os.listdir(folder) if name.endswith(ENDING))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -152,19 +152,23 @@ def _check(
         CheckpointError: it does not; all mismatches.
     """
     wrong = [
-        f"{name}: a {type(x).__name__} in the tree, in place of a tensor"
+        f"{name}: the tree has a {type(x).__name__} in place of a tensor"
         for name, x in leaves.items()
         if shape_of(x) is None
     ]
-    wrong += [f"{name}: in the tree, not in the files" for name in leaves if name not in entries]
+    wrong += [
+        f"{name}: in the given tree, but not in the files" for name in leaves if name not in entries
+    ]
     extra = [name for name in entries if name not in leaves] if strict else []
-    wrong += [f"{name}: in the files, not in the tree" for name in extra]
+    wrong += [f"{name}: in the files, but not in the given tree" for name in extra]
     for name, x in leaves.items():
         shape = shape_of(x)
         if name in entries and shape and shape[0] != entries[name].shape:
             wrong.append(f"{name}: {entries[name].shape} in the files, {shape[0]} in the tree")
     if wrong:
-        fix = "a tree with the names of the files; strict=False leaves out the rest"
+        fix = (
+            "pass a tree with the names in the files; strict=False ignores other names in the files"
+        )
         raise CheckpointError.of(
             "load_safetensors", f"{folder} holds other tensors", *listed(wrong), fix=fix
         )
@@ -223,7 +227,7 @@ def save_safetensors(
             _remove_others(folder, names)
     except OSError as error:
         got = f"{folder} cannot be written"
-        fix = "free space, or another folder"
+        fix = "free disk space, or use another folder"
         raise CheckpointError.of("save_safetensors", got, str(error), fix=fix) from None
 
 
@@ -232,7 +236,7 @@ def _unsaved(name: str, x: Any) -> list[str]:
     if not isinstance(x, torch.Tensor):
         return [f"{name} is a {type(x).__name__}"]
     if x.dtype.is_complex:
-        return [f"{name} is {x.dtype}, and the format has no complex numbers"]
+        return [f"{name} is {x.dtype}, but the file format has no complex numbers"]
     return unsaved(name, x)
 
 

@@ -176,6 +176,6 @@ def _saved(
             return writing.run(Steps("save", texts))
     except OSError as error:
         writing.discard()
-        fix = "free space, or another folder; the steps before this one are unchanged"
+        fix = "free disk space, or use another folder; earlier checkpoints are unchanged"
         got = f"{root} cannot be written"
         raise CheckpointError.of("save", got, str(error), fix=fix) from None

@@ -35,7 +35,7 @@ def placed_leaves(where: str, like: Any, mesh: Any, placements: Any) -> dict[str
     """
     leaves = named(where, like)
     if mesh is None and placements is not None:
-        got = "placements are given, and no mesh"
+        got = "placements are given, but no mesh"
         raise PlacementError.of(where, got, fix="pass mesh=", arg_path="mesh")
     if mesh is not None:
         check_mesh(where, mesh)
@@ -43,7 +43,7 @@ def placed_leaves(where: str, like: Any, mesh: Any, placements: Any) -> dict[str
     try:
         specs = tree_pairs.broadcast_prefix(placements, like, is_spec)
     except ValueError as error:
-        got = "placements does not match the tree"
+        got = "the placements do not match the given tree"
         raise TreeError.of(where, got, *error.args) from None
     out: dict[str, Placed | None] = {}
     wrong: list[str] = []
@@ -53,7 +53,7 @@ def placed_leaves(where: str, like: Any, mesh: Any, placements: Any) -> dict[str
         except ValueError as error:
             wrong.append(f"{name}: {error}")
     if wrong:
-        fix = "placements that fit each tensor"
+        fix = "give placements that fit each tensor"
         raise PlacementError.of(where, *wrong, fix=fix, mesh=mesh)
     return out
 

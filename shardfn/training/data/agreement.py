@@ -91,9 +91,9 @@ def different(
         return DivergenceError.of(where, got, fix="read the error message of that rank")
     if by_status[END]:
         some, none = listed(by_status[BATCH]), listed(by_status[END])
-        got = f"it exists on {some}, and not on {none}"
-        needed = "as many batches on every rank"
-        fix = "a loader of global batches, which are the same on every rank"
+        got = f"the batch exists on {some}, but not on {none}"
+        needed = "the same number of batches on every rank"
+        fix = "use a loader of global batches, which are the same on every rank"
         return DivergenceError.of(where, got, needed=needed, fix=fix)
     return _of_values(where, ranks, rows, texts)
 
@@ -106,7 +106,10 @@ def _of_values(
     first, second = ranks[0], ranks[other]
     lines = [f"rank {first}: {texts[0]}", f"rank {second}: {texts[other]}"]
     if texts[0] == texts[other]:
-        lines = [f"ranks {first} and {second} read other values: {texts[0]}"]
+        lines = [f"ranks {first} and {second} read different values: {texts[0]}"]
     needed = "the same global batch on every rank"
-    fix = "the same seed on every rank; no DistributedSampler; a collate_fn that pads to one length"
+    fix = (
+        "use the same seed on every rank, no DistributedSampler, and a collate_fn that pads to "
+        "one length"
+    )
     return DivergenceError.of(where, *lines, needed=needed, fix=fix)

@@ -74,15 +74,18 @@ def check_rows(data: Any, placements: Any, rows: P | None) -> None:
     """
     wrong = []
     if not is_indexed(data):
-        wrong.append(f"data is {described(data)}, which has no indices of rows")
+        wrong.append(f"data is {described(data)}, which has no row indices")
     if rows is None:
-        wrong.append(f"placements is {placements}, which shards no common dim 0")
+        wrong.append(
+            f"placements is {placements}, which does not shard dim 0 of every tensor in the same "
+            "way"
+        )
     if wrong:
         raise PlacementError.of(
             "loader, rows=True",
             *wrong,
-            needed="a DataLoader with batches over a dataset with indices, and placements that "
-            "shard dim 0 alike",
+            needed="a DataLoader with a batch size over an indexed dataset, and placements that "
+            "shard dim 0 of every tensor in the same way",
             fix="rows=None",
             arg_path="rows",
         )
@@ -95,7 +98,7 @@ def check_state(state: Any, generators: int, is_stateful: bool) -> None:
         CheckpointError: it is not.
     """
     where = "loader.load_state_dict"
-    needed = "a state of sf.loader over the same data"
+    needed = "a state of an sf.loader over the same data"
     lines = []
     if not isinstance(state, Mapping):
         lines.append(f"it is {described(state)}")
@@ -107,8 +110,8 @@ def check_state(state: Any, generators: int, is_stateful: bool) -> None:
         ]
     if not lines and len(state["generators"]) != generators:
         count = len(state["generators"])
-        lines.append(f"it is of {count} generators, and the data have {generators}")
+        lines.append(f"the state has {count} generators, but the data have {generators}")
     if not lines and state.get("data") is not None and not is_stateful:
-        lines.append("it has a state of the data, and these data take none")
+        lines.append("the state includes a state of the data, but these data accept none")
     if lines:
         raise CheckpointError.of(where, *lines, needed=needed)

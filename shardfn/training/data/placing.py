@@ -60,7 +60,7 @@ def placed(batch: Batch, mesh: Any, placements: Any) -> Any:
     try:
         specs = tree_pairs.broadcast_prefix(placements, tree, is_spec)
     except ValueError as error:
-        got = "placements does not match a batch"
+        got = "the placements do not match a batch"
         raise TreeError.of("loader", got, *error.args) from None
     out, wrong = [], []
     for x, spec, path in zip(leaves, specs, paths, strict=True):
@@ -69,9 +69,9 @@ def placed(batch: Batch, mesh: Any, placements: Any) -> Any:
         except ValueError as error:
             wrong.append(f"{path}: {error}")
     if wrong:
-        fix = "placements that fit each tensor"
+        fix = "give placements that fit each tensor"
         if batch.rows is not None:
-            fix += "; rows=False, with which each rank reads the global batch"
+            fix += "; or rows=False, with which each rank reads the global batch"
         raise PlacementError.of("loader", *wrong, fix=fix, mesh=mesh)
     return _tree.unflatten(treedef, out)
 
@@ -84,7 +84,7 @@ def _placed(x: Any, spec: Any, batch: Batch, mesh: Any) -> Any:
     """
     if not isinstance(x, torch.Tensor):
         if batch.rows is not None:
-            raise ValueError(f"{described(x)} is not a tensor, and has no rows")
+            raise ValueError(f"{described(x)} is not a tensor, so it has no rows")
         return x
     if isinstance(x, DTensor):
         raise ValueError("a DTensor, which has placements already")
@@ -122,7 +122,7 @@ def _check_rows(x: torch.Tensor, batch: Batch) -> None:
     """
     count = batch.mine or 1
     if x.dim() == 0 or x.shape[0] != count:
-        raise ValueError(f"{described(x)} for {count} rows of the dataset")
+        raise ValueError(f"collate_fn returned {described(x)} for {count} rows of the dataset")
 
 
 def _but_rows(mark: Any) -> Any:

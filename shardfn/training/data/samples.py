@@ -59,12 +59,12 @@ def check_resumed(number: int, skip: int, sample: int, expected: int) -> None:
     """
     if number == skip and sample == expected:
         return
-    got = f"the first {skip} batches are not those that the saved run has read"
+    got = f"the first {skip} batches differ from those that the saved run read"
     if number < skip:
-        got = f"the data have {number} batches, and the saved run has read {skip}"
+        got = f"the data have {number} batches, but the saved run has read {skip}"
     raise CheckpointError.of(
         "loader, after load_state_dict",
         got,
         needed="the same data, batch size and order",
-        fix="use a sampler that draws from torch's generators, and the state_dict() of these data",
+        fix="use a sampler that draws from torch's generators, and a state_dict() of the same data",
     )

@@ -18,12 +18,12 @@ from .recipe import Recipe
 # A class of torch whose step is not a function of gradients: why, and another way.
 REFUSED = {
     torch.optim.LBFGS: (
-        "it evaluates the loss again, as often as its line search needs",
-        "sf.value_and_grad in a loop of yours; or torch.optim.LBFGS itself, outside",
+        "the optimizer evaluates the loss again in its line search",
+        "use sf.value_and_grad in your own loop; or torch.optim.LBFGS outside of captured code",
     ),
     torch.optim.SparseAdam: (
-        "it takes sparse gradients, whose sizes depend on values",
-        "torch.optim.Adam, and gradients that are dense",
+        "the optimizer takes sparse gradients, whose sizes depend on values",
+        "use torch.optim.Adam with dense gradients",
     ),
 }
 
@@ -59,7 +59,9 @@ def check_class(cls: Any) -> None:
     reasons = [reason for kind, reason in REFUSED.items() if issubclass(cls, kind)]
     if reasons:
         got, fix = reasons[0]
-        raise CaptureError.of(name, got, needed="a step that is one pure function", fix=fix)
+        raise CaptureError.of(
+            name, got, needed="an optimizer whose step is a pure function", fix=fix
+        )
     needed = [
         p.name
         for p in list(inspect.signature(cls.step).parameters.values())[1:]
@@ -69,8 +71,8 @@ def check_class(cls: Any) -> None:
         raise CaptureError.of(
             name,
             f"the optimizer's step needs an argument: {', '.join(needed)}",
-            needed="a step of parameters, gradients and state",
-            fix="an optimizer whose step() takes no closure",
+            needed="a step() that needs only parameters, gradients and state",
+            fix="use an optimizer whose step() takes no closure",
         )
 
 
@@ -89,7 +91,8 @@ def check_numbers(recipe: Recipe) -> None:
             recipe.name,
             f"{', '.join(tensors)} is a tensor",
             needed="numbers",
-            fix=f"pass a number here, and later opt.update(params, grads, state, {tensors[0]}=x)",
+            fix="pass a number here, and pass the tensor x to opt.update(params, grads, state, "
+            f"{tensors[0]}=x)",
             arg_path=tensors[0],
         )
     names = recipe.option_names()
@@ -103,8 +106,8 @@ def check_numbers(recipe: Recipe) -> None:
         raise TreeError.of(
             recipe.name,
             *unknown,
-            needed=f"options of a group: {', '.join(names)}",
-            fix="use the name of an option of the class",
+            needed=f"an option of a parameter group: {', '.join(names)}",
+            fix="use the name of an option of the optimizer class",
             arg_path="groups",
         )
 
@@ -120,9 +123,9 @@ def check_options(recipe: Recipe, given: Sequence[str]) -> None:
     if unknown:
         raise TreeError.of(
             f"{recipe.name}.update",
-            f"there are no options {', '.join(unknown)}",
+            f"the optimizer has no options {', '.join(unknown)}",
             needed=f"some of {', '.join(names)}",
-            fix="use the name of an option of the class",
+            fix="use the name of an option of the optimizer class",
             arg_path=unknown[0],
         )
 
@@ -147,7 +150,7 @@ def check_trees(
     for path, of_param, of_grad in zip(paths, shapes, of_grads, strict=True):
         if of_grad is not None and of_grad != of_param:
             texts = [_text(x) for x in (of_grad, of_param)]
-            lines.append(f"the gradient of {path!r} is {texts[0]}, not {texts[1]}")
+            lines.append(f"the gradient of {path!r} is {texts[0]}, but its parameter is {texts[1]}")
     if lines:
         raise TreeError.of(
             f"{name}.update, argument grads",
@@ -171,7 +174,7 @@ def check_meshes(
     """
     rows = zip(paths, params, grads, strict=True)
     lines = [
-        f"the gradient of {path!r} is {_mesh_text(grad)}, its parameter {_mesh_text(x)}"
+        f"the gradient of {path!r} is {_mesh_text(grad)}, but its parameter is {_mesh_text(x)}"
         for path, x, grad in rows
         if grad is not None and _mesh_of(grad) != _mesh_of(x)
     ]
@@ -195,8 +198,9 @@ def check_one_mesh(paths: Sequence[str], leaves: Sequence[Any]) -> None:
 def _refuse_meshes(where: str, lines: Sequence[str]) -> None:
     if lines:
         fix = (
-            "DTensors on one mesh: sf.make_mesh(shape, names) with all axes, and "
-            "placements for each; sf.distribute(sf.full(x), mesh, placements) moves one"
+            "use DTensors on one mesh: sf.make_mesh(shape, names) with all axes, and a "
+            "placement for each axis; sf.distribute(sf.full(x), mesh, placements) moves a "
+            "DTensor"
         )
         needed = "tensors on one mesh"
         source = call_site()
@@ -228,7 +232,7 @@ def check_average(wrong: tuple[str, ...]) -> None:
         raise TreeError.of(
             "ema.update",
             *wrong,
-            needed="parameters like those that init was given",
+            needed="parameters with the tree, shapes and dtypes that init got",
             fix="state = ema.init(params)",
             arg_path="params",
         )
@@ -257,9 +261,15 @@ def check_selected(
         TreeError: lists the differences.
     """
     if not wrong and shapes != of_old:
-        wrong = (f"the new values have tensors of {list(shapes)}, the old ones of {list(of_old)}",)
+        wrong = (
+            f"the new values have tensors of shapes {list(shapes)}, but the old values have "
+            f"{list(of_old)}",
+        )
     if wrong:
-        needed, fix = "two trees of one structure", "scaler.select(finite, new_params, params)"
+        needed, fix = (
+            "two trees with the same structure",
+            "scaler.select(finite, new_params, params)",
+        )
         raise TreeError.of("loss_scale.select", *wrong, needed=needed, fix=fix, arg_path="new")
 
 
@@ -292,7 +302,7 @@ def check_unscaled(paths: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
         raise TreeError.of(
             "loss_scale.unscale",
             *wrong,
-            needed="gradients of parameters in float32: in float16 small gradients become 0",
-            fix="sf.mixed_precision(fn, compute=torch.float16), whose parameters are float32",
+            needed="gradients of float32 parameters, because small float16 gradients become 0",
+            fix="sf.mixed_precision(fn, compute=torch.float16), which keeps parameters in float32",
             arg_path="grads",
         )

@@ -268,6 +268,6 @@ def _refuse_others(recipe: Recipe, before: State, after: State) -> None:
         raise CaptureError.of(
             recipe.name,
             f"the optimizer's step changes {', '.join(places)}",
-            needed="an optimizer whose step changes only self.state[p]",
+            needed="an optimizer whose step() changes only self.state[p]",
             fix="store values that change in self.state[p][name]",
         )

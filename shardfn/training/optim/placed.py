@@ -53,7 +53,7 @@ def refused_placements(name: str, lines: list[str]) -> TreeError:
     return TreeError.of(
         f"{name}.state_placements",
         *lines,
-        needed="a prefix tree of P leaves",
+        needed="a prefix tree whose leaves are P",
         fix="pass the in_placements of the parameters",
         arg_path="placements",
     )

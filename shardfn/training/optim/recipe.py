@@ -56,9 +56,9 @@ class Recipe:
         if unused:
             raise TreeError.of(
                 self.name,
-                *(f"{pattern!r} fits no parameter" for pattern in unused),
+                *(f"{pattern!r} matches no parameter" for pattern in unused),
                 needed=f"paths such as {', '.join(paths[:4])}",
-                fix="a pattern of dotted paths, such as '**.bias'",
+                fix="use a pattern of dotted paths, such as '**.bias'",
                 arg_path=f"groups[{unused[0]!r}]",
             )
 
@@ -86,10 +86,10 @@ class Recipe:
         except (TypeError, ValueError, RuntimeError) as error:
             raise TreeError.of(
                 self.name,
-                f"{self.cls.__name__} refuses its arguments: {error}",
-                fix=f"arguments that torch.optim.{self.cls.__name__} takes"
+                f"{self.cls.__name__} rejects its arguments: {error}",
+                fix=f"pass arguments that torch.optim.{self.cls.__name__} accepts"
                 if self.is_torchs
-                else "arguments that the class takes",
+                else "pass arguments that the optimizer class accepts",
             ) from error
 
     def grouped(
@@ -128,8 +128,8 @@ class Recipe:
         if kept:
             raise CaptureError.of(
                 self.name,
-                f"the optimizer keeps its parameters in {', '.join(kept)}",
-                needed="a step of the parameters in self.param_groups",
+                f"the optimizer stores parameters in {', '.join(kept)}",
+                needed="a step() that reads parameters only from self.param_groups",
                 fix="for group in self.param_groups: for p in group['params']: ...",
             )
 

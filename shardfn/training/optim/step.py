@@ -135,8 +135,8 @@ class Step:
     def not_for_dtensors(self, error: Exception) -> CaptureError:
         """The error for a step that torch cannot run on DTensors."""
         lines = str(error).splitlines() or [type(error).__name__]
-        got = f"torch's own step fails on DTensors: {lines[0]}"
-        fix = "inside of a captured function: sf.shard(opt.update, mesh, ...)"
+        got = f"torch's step() fails on DTensors: {lines[0]}"
+        fix = "call the update inside a captured function: sf.shard(opt.update, mesh, ...)"
         where = f"{self.recipe.name}.update"
         return CaptureError.of(where, got, fix=fix, source=call_site())
 

@@ -190,9 +190,9 @@ def _fallback(
     except ValueError as error:
         raise TreeError.of(
             "placements, default",
-            "it does not match the parameters",
+            "the default does not match the parameters",
             *error.args,
-            fix="a placement, or a prefix tree of placements",
+            fix="give a placement, or a prefix tree of placements",
             arg_path="default",
         ) from None
     pairs = zip(tree.leaves, specs, strict=True)
@@ -206,5 +206,5 @@ def _check(lines: Sequence[str]) -> None:
         TreeError: lists all that have none.
     """
     if lines:
-        fix = "patterns that match the names, in the order in which they count, or default=P()"
+        fix = "use patterns that match the names (the first match counts), or default=P()"
         raise TreeError.of("placements, plan", *lines, fix=fix, arg_path="plan")

@@ -149,7 +149,7 @@ def smallest_of(where: str, size: int | str) -> int:
     try:
         return bytes_of(size)
     except ValueError as error:
-        fix = "a number of bytes, or text such as '100KB'"
+        fix = "give a number of bytes, or text such as '100KB'"
         raise ShardError.of(f"{where}, min_bytes", str(error), fix=fix) from None
 
 
@@ -185,7 +185,7 @@ def base_of(where: str, base: Any, params: Any, tree: Params, axes: MeshAxes) ->
     except ValueError as error:
         raise TreeError.of(
             f"{where}, base",
-            "it does not match the parameters",
+            "base does not match the parameters",
             *error.args,
             fix="a prefix tree of placements, such as sf.placements returns",
             arg_path="base",
@@ -199,7 +199,9 @@ def base_of(where: str, base: Any, params: Any, tree: Params, axes: MeshAxes) ->
         except ValueError as error:
             wrong.append(f"{leaf.path if leaf else ''}: {error}")
     if wrong:
-        raise PlacementError.of(f"{where}, base", *wrong, fix="placements that fit each parameter")
+        raise PlacementError.of(
+            f"{where}, base", *wrong, fix="give placements that fit each parameter"
+        )
     return found
 
 
@@ -207,6 +209,6 @@ def _dims(leaf: Leaf, spec: Any, axes: MeshAxes) -> Dims:
     """The mesh axes over which a placement shards each dim, and its stages."""
     marks = ("R",) * len(axes.names) if spec is None else marks_of(spec, leaf.shape, axes)
     if set(marks) & {*REDUCTIONS}:
-        raise ValueError(f"{spec} is Partial, and a parameter is a global value")
+        raise ValueError(f"{spec} is Partial, but a parameter is a global value")
     rows = tuple(row_of(dim, marks, axes) for dim in range(len(leaf.shape)))
     return Dims(rows, stages_of(marks, axes))

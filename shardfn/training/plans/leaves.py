@@ -47,7 +47,7 @@ def params_of(where: str, tree: Any, module: Any = None) -> Params:
     if not isinstance(tree, dict):
         of_module = isinstance(tree, (torch.nn.Module, Iterator))
         fix = "dict(module.named_parameters())" if of_module else '{"params": params}, whose '
-        fix += "" if of_module else 'placements then are at ["params"]'
+        fix += "" if of_module else 'then read the placements at ["params"]'
         raise TreeError.of(
             f"{where}, params",
             f"a {type(tree).__name__}",
@@ -131,7 +131,7 @@ def check_fit(
         except ValueError as error:
             wrong.append(f"{leaf.path}: {error}")
     if wrong:
-        raise PlacementError.of(where, *wrong, fix="placements that fit each parameter")
+        raise PlacementError.of(where, *wrong, fix="give placements that fit each parameter")
 
 
 def assumed_axes(spec: Any) -> MeshAxes:

@@ -40,11 +40,11 @@ def _looser(rule: Rule, path: str) -> str | None:
     if isinstance(rule.key, re.Pattern):
         if rule.key.search(path) is None:
             return None
-        return f"a regular expression has to match a full path, such as {path}"
+        return f"a regular expression must match a full path, such as {path}"
     loose = rule.key.replace("**", "*").replace("*", "**")
     if loose == rule.key or compiled(loose).fullmatch(path) is None:
         return None
-    return f"* stays within one name; {loose!r} matches {path}"
+    return f"* matches within one name only; {loose!r} matches {path}"
 
 
 def unreachable(chosen: Mapping[str, Sequence[Choice]]) -> list[str]:
@@ -61,8 +61,8 @@ def unreachable(chosen: Mapping[str, Sequence[Choice]]) -> list[str]:
                 continue
             if choice.spec != taker.spec:
                 lines[choice.rule] = (
-                    f"{choice.rule} never counts: {taker.rule} stands before it and matches "
-                    f"all that it does; {path} is {taker.spec!r} there, {choice.spec!r} here"
+                    f"{choice.rule} has no effect: {taker.rule} comes first and matches the "
+                    f"same parameters; {path} is {taker.spec!r} there, but {choice.spec!r} here"
                 )
     return list(lines.values())
 

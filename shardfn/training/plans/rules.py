@@ -97,13 +97,13 @@ class Reader:
         if layer is None:
             raise ValueError(
                 f"{leaf.path}: {styles.name_of(style)} shards a Linear and an Embedding "
-                "differently, and only the module tells which this is; pass module=model"
+                "differently; pass module=model to tell them apart"
             )
         dims = styles.dims_of(style, layer)
         if dims is None:
             raise ValueError(
-                f"{leaf.path}: {styles.name_of(style)} has no reading for a "
-                f"{layer.__name__}; write a P for it"
+                f"{leaf.path}: {styles.name_of(style)} is not supported for a "
+                f"{layer.__name__}; give a P in place of the style"
             )
         last = name.rpartition(".")[2]
         spec = dims.spec(last, len(leaf.shape), self.axis)
@@ -147,8 +147,8 @@ def _check_values(plan: Mapping[Key, Any]) -> None:
                 name = styles.name_of(value)
                 like = ", ".join(near(name.strip("'"), styles.known_names()))
                 wrong.append(
-                    f"{written(key)}: the style {name} has no reading as placements of "
-                    f"parameters; near it: {like}"
+                    f"{written(key)}: the style {name} places no parameters; a similar style "
+                    f"is {like}"
                 )
         elif not is_spec(value):
             wrong.append(f"{written(key)}: {value!r} is not a placement")
@@ -156,7 +156,7 @@ def _check_values(plan: Mapping[Key, Any]) -> None:
         raise PlacementError.of(
             "placements, plan",
             *wrong,
-            needed="P, a Placement, a list of them, None, or a style",
+            needed="a P, a Placement, a list of Placements, None, or a style",
             fix="P('axis', None)",
             arg_path="plan",
         )
@@ -182,7 +182,7 @@ def of_base_model(rules: Sequence[Rule], leaves: Sequence[Leaf]) -> list[Rule]:
         if len(below) > 1:
             raise TreeError.of(
                 "placements, plan",
-                f"its names occur in each of {', '.join(below)}, and it does not say which",
+                f"the plan's names occur in each of {', '.join(below)}, so the plan is ambiguous",
                 fix=f"{{f'{below[0]}.{{name}}': style for name, style in plan.items()}}",
                 arg_path="plan",
             )
@@ -216,10 +216,10 @@ def notes_of(rules: Sequence[Rule], used: Container[Rule]) -> list[str]:
     of_activations = [r for r in rules if styles.is_of_activations(r.value)]
     others = [r for r in rules if r not in used and r not in of_activations]
     under = next((rule.under for rule in rules if rule.under), "")
-    lines = [f"the plan is that of {under}"] if under else []
+    lines = [f"the plan applies to {under}"] if under else []
     if of_activations:
         names = ", ".join(map(str, of_activations))
-        lines.append(f"of activations, placed by propagation: {names}")
+        lines.append(f"styles of activations only, which propagation places: {names}")
     if others:
         lines.append(f"names no parameter here: {', '.join(map(str, others))}")
     return lines

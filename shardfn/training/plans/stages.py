@@ -68,7 +68,7 @@ def _check_options(where: str, chunks: Any, order: Any) -> None:
     if order not in ORDERS:
         raise PlacementError.of(f"{where}, order", f"it is {order!r}", needed='"loop" or "v"')
     if order == "v" and chunks != 2:
-        got = f'{chunks} stages a coordinate, and order="v" goes there and back'
+        got = f'chunks is {chunks}, but order="v" needs two stages per coordinate'
         raise PlacementError.of(f"{where}, chunks", got, fix="chunks=2")
 
 
@@ -112,10 +112,13 @@ def _by_work(where: str, program: Program, leaves: Mapping[str, Leaf]) -> list[t
         raise PlacementError.of(
             f"{where}, stages",
             *(
-                f"{path}: {told(expected, path)} in params, {told(shapes, path)} in {program.name}"
+                (
+                    f"{path}: {told(expected, path)} in params, but {told(shapes, path)} in "
+                    f"{program.name}"
+                )
                 for path in wrong
             ),
-            needed="a program whose first argument is params",
+            needed="a traced function whose first argument is params",
             fix="stages=sf.jit(loss_fn).trace(params, batch)",
         )
     return [(leaves[paths[i]], time) for i, time in work_of(program, [*paths])]
@@ -190,11 +193,11 @@ def _by_pattern(where: str, leaves: Sequence[Leaf], stages: Any, count: int) -> 
         raise PlacementError.of(
             f"{where}, stages",
             f"it is {stages!r}",
-            needed='"even", a traced function, or a dict of patterns to numbers of stages',
+            needed='"even", a traced function, or a dict from patterns to stage numbers',
             fix='{"layers.0.*": 0, "layers.1.*": 1}, or sf.jit(loss_fn).trace(params, batch)',
         )
     wrong = [
-        f"{pattern!r} is for stage {number!r}, and there are the stages 0 to {count - 1}"
+        f"{pattern!r} is for stage {number!r}, but the stages are 0 to {count - 1}"
         for pattern, number in stages.items()
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < count
     ]
@@ -207,6 +210,6 @@ def _by_pattern(where: str, leaves: Sequence[Leaf], stages: Any, count: int) -> 
         else:
             numbers[leaf.path] = found
     if wrong:
-        fix = "a pattern for each parameter, with the number of a stage"
+        fix = "give a pattern for each parameter, with a stage number"
         raise PlacementError.of(f"{where}, stages", *wrong, fix=fix)
     return numbers

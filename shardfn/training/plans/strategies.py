@@ -235,7 +235,7 @@ def _ways(where: str, kind: Kind, axis: str, attention: Any, base: Any) -> dict[
         raise PlacementError.of(
             f"{where}, attention",
             f"it is {attention!r}",
-            needed=f'a method of sharded attention for the axis of "context", {of_context!r}',
+            needed=f'a dict: a method of sharded attention for the "context" axis {of_context!r}',
             fix=f"attention={{{of_context!r}: 'ring'}}",
             arg_path="attention",
         )
@@ -255,7 +255,7 @@ def _bounds(where: str, kind: Kind, axis: str, rows: Any, base: Any) -> dict[str
         raise PlacementError.of(
             f"{where}, rows",
             f"it is {rows!r}",
-            needed='a number of rows, 1 or more, or a text such as "1.5x", of "expert"',
+            needed='a number of rows, 1 or more, or text such as "1.5x", for kind "expert"',
             fix='sf.strategy("expert", params, mesh, base=base, rows="1.5x")',
             arg_path="rows",
         )
@@ -327,7 +327,7 @@ def _check_base(
         raise PlacementError.of(
             f"{where}, base",
             f"base shards no parameter over {axis!r}",
-            needed=f"placements such as those of a model's {model_plan}",
+            needed=f"placements such as those from a model's {model_plan}",
             fix=f"base=sf.placements(params, model.{model_plan}, axis={axis!r})",
             arg_path="base",
         )

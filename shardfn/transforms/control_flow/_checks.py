@@ -23,12 +23,12 @@ def rows_of(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: 
     """
     if length is not None and not (is_number(length) and length >= 0):
         got = f"length is {length!r}"
-        fix = "length=None if xs is given"
+        fix = "leave out length=, since xs gives the number of steps"
         raise TreeError.of(f"{name}, length", got, needed="an int, 0 or more", fix=fix)
     rows = [(p, leaf) for p, leaf in zip(paths, leaves, strict=True) if leaf != "NoneType"]
     shapes = [(p, None if isinstance(leaf, str) else leaf[0]) for p, leaf in rows]
     wrong = [
-        f"{p} has no rows: it is {'not a tensor' if s is None else 'a scalar'}"
+        f"{p} has no rows, because it is {'not a tensor' if s is None else 'a scalar'}"
         for p, s in shapes
         if not s
     ]
@@ -37,9 +37,9 @@ def rows_of(name: str, paths: tuple[str, ...], leaves: tuple[Any, ...], length: 
         wrong = [f"{p} has {s[0]} rows" for p, s in shapes if s]
         wrong += [] if length is None else [f"length is {length}"]
     if not wrong and not counts:
-        wrong = ["it has no xs, and length is not given"]
+        wrong = ["neither xs nor length is given"]
     if wrong:
-        fix = "xs whose leaves have one first dim, or length"
+        fix = "give xs whose leaves have the same size of dim 0, or length="
         raise TreeError.of(name, *wrong, needed="one number of steps", fix=fix)
     return counts.pop()
 
@@ -61,10 +61,10 @@ def check_carry(
         if leaf != "NoneType" and isinstance(leaf, str)
     ]
     if needs_one and all(isinstance(leaf, str) for leaf in leaves) and not wrong:
-        wrong = ["its carry holds no tensor, so it would never end"]
+        wrong = ["the carry of the loop holds no tensor, so the loop would never end"]
     if wrong:
         fix = (
-            "torch.tensor(x) for a value that changes from step to step; the function may "
+            "use torch.tensor(x) for a value that changes from step to step; the function may "
             "close over constants"
         )
         raise TreeError.of(name, *wrong, needed="a carry of tensors", fix=fix)
@@ -78,7 +78,7 @@ def check_step(name: str, is_pair: bool, got: str) -> None:
         TreeError: it returns something else.
     """
     if not is_pair:
-        fix = "return carry, result; None for a result that is not needed"
+        fix = "return carry, result, with None for a result that is not needed"
         raise TreeError.of(
             name, f"the function returns a {got}", needed="a pair (carry, result)", fix=fix
         )
@@ -98,18 +98,18 @@ def check_after(
         TreeError: names the leaves that change.
     """
     if wrong:
-        fix = "return a carry of the same tree as the one that enters"
+        fix = "return a carry with the same tree as the carry that the function gets"
         raise TreeError.of(name, *wrong, needed="the same tree", fix=fix)
     rows = zip(paths, entered, left, strict=True)
     changed = [
-        f"{path} enters as {_described(before)} and leaves as {_described(after)}"
+        f"{path} enters a step as {_described(before)}, but leaves it as {_described(after)}"
         for path, before, after in rows
         if not _stays(before, after)
     ]
     if changed:
         fix = (
-            "cast or reshape the carry before it is returned, or start with what the "
-            "function returns"
+            "cast or reshape the carry before returning it, or start with a carry like the "
+            "returned one"
         )
         needed = "a carry of the same shapes and dtypes in every step"
         raise TreeError.of(name, *changed, needed=needed, fix=fix)
@@ -149,7 +149,7 @@ def check_choice(where: str, leaf: Any) -> None:
     if isinstance(leaf, str) and leaf in ("bool", "int", "float"):
         return
     if isinstance(leaf, str) or any(n != 1 for n in leaf[0]):
-        fix = "torch.where(pred, a, b), which chooses element by element, or vmap"
+        fix = "use torch.where(pred, a, b), which chooses element by element, or sf.vmap"
         raise TreeError.of(
             where, described(leaf), needed="a bool, or a tensor with one element", fix=fix
         )
@@ -198,7 +198,7 @@ def branch_dtypes(
         if not _joins(yes, no, a, b)
     ]
     if wrong:
-        fix = "cast, or expand, the result of one branch; torch.tensor(x) for a number"
+        fix = "cast or expand the result of one branch; use torch.tensor(x) for a number"
         raise TreeError.of(name, *wrong, needed="branches with the same results", fix=fix)
     return tuple(_dtype(yes, no) for _, yes, no, _, _ in rows)
 

@@ -89,7 +89,7 @@ def _columns(fn: Any, outs: Sequence[Any]) -> list[list[torch.Tensor]]:
     names = ("the results of a microbatch", "those of the first")
     paths = ("result", "result")
     rows = [
-        paired(where, out, outs[0], names, paths, "return one tree for every microbatch")
+        paired(where, out, outs[0], names, paths, "return the same tree for every microbatch")
         for out in outs
     ]
     return [[x for x in row if isinstance(x, torch.Tensor)] for row in rows]
@@ -168,7 +168,7 @@ def check_rows(name: str, k: int, paths: Sequence[str], rows: Sequence[int | Non
     ]
     if wrong or not any(n is not None for n in rows):
         fix = (
-            "a batch whose first dim is a multiple of microbatches; batch_argnums for the "
+            "pass a batch whose dim 0 is a multiple of microbatches; set batch_argnums to the "
             "arguments that are batches"
         )
         lines = wrong or ["no batch argument holds a tensor with rows"]

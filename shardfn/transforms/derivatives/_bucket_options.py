@@ -53,7 +53,10 @@ def wishes_text(
     dtype = _dtype_name(name, reduce_dtype)
     ignored = list(by_path) if by_path is not None else _ignored(name, by_tree, roots, paths)
     if (by_path is not None or by_tree is not None) and not any(ignored):
-        fix = "a predicate of paths such as those, or a tree of bools with a True in it"
+        fix = (
+            "give a predicate of paths such as those above, or a tree of bools with at least one "
+            "True"
+        )
         raise TreeError.of(
             f"{name}, ignore", "it matches no leaf", f"the leaves are {_listed(paths)}", fix=fix
         )
@@ -85,7 +88,7 @@ def _refuse_kinds(name: str, paths: Sequence[str], kinds: Sequence[Any]) -> None
             for path, kind in wrong
         ]
         where = f"{name}, argument {wrong[0][0]}"
-        fix = "argnums of arguments that hold floating tensors only"
+        fix = "set argnums to arguments that hold only floating-point tensors"
         raise TreeError.of(
             where,
             "it cannot be differentiated",
@@ -100,7 +103,7 @@ def _dtype_name(name: str, dtype: torch.dtype | None) -> str | None:
     if dtype is None:
         return None
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        fix = "a floating dtype such as torch.float32"
+        fix = "give a floating-point dtype such as torch.float32"
         raise ShardError.of(f"{name}, reduce_dtype", f"{dtype!r} is not a floating dtype", fix=fix)
     return str(dtype).removeprefix("torch.")
 
@@ -147,15 +150,15 @@ def _refuse_unfit(
     wrong = [p for p, x in answers.items() if not isinstance(x, bool)]
     lines = [
         *(f"no leaf is at {p}" for p in strangers),
-        *(f"there is no bool for {p}" for p in missing),
+        *(f"the tree has no bool for {p}" for p in missing),
         *(f"{p} is {answers[p]!r}" for p in wrong),
     ]
     if lines:
         fix = (
-            "a prefix tree of bools, as the differentiated argument is built, or a predicate "
-            "of the leaf's path"
+            "give a prefix tree of bools over the differentiated argument, or a predicate of "
+            "the leaf's path"
         )
-        raise TreeError.of(f"{name}, ignore", "it does not fit the leaves", *lines, fix=fix)
+        raise TreeError.of(f"{name}, ignore", "ignore does not fit the leaves", *lines, fix=fix)
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -138,7 +138,7 @@ def bucketed_grad(
     if not _compat.is_tracing():
         check_caps(f"bucketed_grad({name_of(fn)})", caps)
         if plan is not None and not isinstance(plan, BucketPlan):
-            fix = "the plan of fn.lower(...).plan, or BucketPlan.load(path)"
+            fix = "pass fn.lower(...).plan, or BucketPlan.load(path)"
             raise TreeError.of(
                 f"bucketed_grad({name_of(fn)}), plan",
                 f"a {type(plan).__name__}",

@@ -138,9 +138,9 @@ def check_segments(segments: Any, count: int) -> None:
         return
     raise CaptureError.of(
         "torch.utils.checkpoint.checkpoint_sequential, segments",
-        f"got {segments!r}, for {count} functions",
+        f"segments is {segments!r} for {count} functions",
         needed="at least one function in each segment",
-        fix="segments=1, or as many segments as functions at most",
+        fix="segments=1, or at most as many segments as functions",
     )
 
 

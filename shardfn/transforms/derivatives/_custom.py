@@ -122,7 +122,7 @@ def check_unruled(name: str, verb: str, count: int) -> None:
         ShardError: it has one.
     """
     if count:
-        fix = f"{verb}(f) again, with the other rule"
+        fix = f"call {verb}(f) again with the other rule"
         raise ShardError.of(name, "the function already has a rule", fix=fix)
 
 

@@ -106,7 +106,7 @@ class CustomVjp(Custom):
         check_pair(self.__name__, is_tuple, "bwd", f"a tuple of {len(moving)} cotangents")
         names = ("the cotangents of bwd", "the arguments")
         paths = ("cotangent", "args")
-        fix = "return for each argument a tree like it, or None for zero"
+        fix = "return for each argument a tree with the same structure, or None for zero"
         leaves = paired(self.__name__, back, moving, names, paths, fix, is_zero)
         pairs = zip(leaves, _tree.quick_leaves(moving), strict=True)
         tensors = [(g, x) for g, x in pairs if isinstance(x, torch.Tensor)]

@@ -139,7 +139,7 @@ def refuse_none(name: str, what: str, count: int) -> None:
         CaptureError: it has none.
     """
     if not count:
-        fix = "a function of floating tensors, with floating results"
+        fix = "pass a function with floating-point arguments and results"
         raise CaptureError.of(
             name, f"no {what} is a floating tensor", needed="at least one", fix=fix
         )

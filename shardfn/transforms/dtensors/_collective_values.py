@@ -49,8 +49,10 @@ class Done:
     def get_future(self) -> Any:
         """Refuse `work.get_future()`, whose callbacks would run outside of the program."""
         what = "get_future of a collective"
-        fix = "work.wait(), and then what the callback does"
-        placement_checks.refuse_option(what, "callbacks run outside of the program", fix)
+        fix = "call work.wait(), and then run the callback's code"
+        placement_checks.refuse_option(
+            what, "a callback would run outside of the captured program", fix
+        )
 
 
 @_compat.read_by_dynamo

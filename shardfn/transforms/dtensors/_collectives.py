@@ -116,7 +116,7 @@ def reduce(
 @_compat.read_by_dynamo
 def gather(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
     """Refuse torch.distributed.gather, and advise all_gather."""
-    fix = "dist.all_gather(outputs, x, group=group), with outputs on all ranks"
+    fix = "dist.all_gather(outputs, x, group=group), with a list outputs on all ranks"
     process_groups.refuse_of_one("torch.distributed.gather", "gather_list", fix)
 
 

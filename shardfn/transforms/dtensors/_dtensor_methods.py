@@ -223,7 +223,7 @@ def _source(rows: Any, rank: int) -> int:
     number = 0
     for name, n, _ in rows:
         if not 0 <= rank < n:
-            got = f"src_data_rank is {rank}, and axis {name} has {n} ranks"
+            got = f"src_data_rank is {rank}, but axis {name} has {n} ranks"
             placement_checks.refuse_option(
                 DISTRIBUTE, got, "a rank of each axis of the mesh, or None"
             )

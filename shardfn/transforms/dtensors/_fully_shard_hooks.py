@@ -178,10 +178,9 @@ def _check_reduced(own: str, compute: str, reduce: str) -> None:
         return
     placement_checks.refuse_option(
         "fully_shard",
-        f"mp_policy with reduce_dtype={reduce}, of parameters in {own} that are computed with "
-        f"in {compute}",
-        f"reduce_dtype={own}; or sf.bucketed_grad(fn, reduce_dtype={reduce}) of a module without "
-        "reduce_dtype",
+        f"mp_policy has reduce_dtype={reduce} for parameters in {own} that compute in {compute}",
+        f"reduce_dtype={own}; or sf.bucketed_grad(fn, reduce_dtype={reduce}) with no "
+        "reduce_dtype in mp_policy",
     )
 
 
@@ -196,13 +195,13 @@ def _check(factor: float | None, has_hook: bool) -> None:
         placement_checks.refuse_option(
             "fully_shard",
             f"a module with set_gradient_divide_factor({factor})",
-            "the loss of all rows, divided in the function as it should be",
+            "divide the loss inside the function by the factor that you need",
         )
     if has_hook:
         placement_checks.refuse_option(
             "fully_shard",
             "a module with set_all_reduce_hook",
-            "the gradients that sf.grad returns, changed after it",
+            "change the gradients that sf.grad returns",
         )
 
 

@@ -41,8 +41,8 @@ FAILS = (
     IndexError,
 )  # errors that an op, its fake kernel or a wrong shape raises
 FIX = (
-    "need_whole for a factor that the op works along, 'R' in a function's strategy; or a rule "
-    "that describes the op"
+    "add need_whole for a dim along which the op computes, or 'R' in a function's strategy; "
+    "or correct the rule"
 )
 
 
@@ -257,7 +257,7 @@ def _first(got: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> str | N
         return None
     at = tuple(wrong.nonzero()[0].tolist())
     return (
-        f"the first element that differs is at {at}: got {got[at].item()}, wanted "
+        f"the first different element is at {at}: got {got[at].item()}, expected "
         f"{wanted[at].item()}"
     )
 
@@ -273,10 +273,10 @@ def _fit(x: torch.Tensor, mark: AxisPlacement, n: int) -> Any:
 def _refuted(call: OpCall, choice: Choice, n: int, wrong: str) -> RuleError:
     shapes = ", ".join(f"{tuple(x.shape)}" for x in call.ins)
     lines = (
-        f"the choice {choice[0]} -> {choice[1]} is not right on {n} ranks",
+        f"the strategy {choice[0]} -> {choice[1]} is wrong on {n} ranks",
         f"inputs {shapes}",
         wrong,
     )
     return RuleError.of(
-        f"rule({call.target})", *lines, needed="the result of the op on global inputs", fix=FIX
+        f"rule({call.target})", *lines, needed="the same result as the op on global inputs", fix=FIX
     )

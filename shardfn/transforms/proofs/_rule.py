@@ -168,7 +168,7 @@ def _refuse_arguments(target: Any, mapping: Any, whole: tuple[str, ...], example
         (
             isinstance(example, torch.Tensor),
             "example is a tensor",
-            "example=(x,), all positional arguments of the op",
+            "example=(x,), with all positional arguments of the op",
         ),
     )
     for wrong, got, fix in causes:
@@ -190,10 +190,12 @@ def _from_text(target: Any, text: str, whole: tuple[str, ...], example: Any) -> 
     if factors.contracted and example is None:
         fix = f"example=(arguments of the op), or need_whole={tuple(factors.contracted)}"
         lines = [
-            f"sharding {f} leaves a Partial sum, which is right only if the op sums over it"
+            f"sharding {f} leaves a Partial sum, which is right only if the op sums over {f}"
             for f in factors.contracted
         ]
-        raise RuleError.of(where, *lines, needed="an example, by which the rule is proved", fix=fix)
+        raise RuleError.of(
+            where, *lines, needed="an example, with which shardfn checks the rule", fix=fix
+        )
     return factors.choices
 
 
@@ -217,14 +219,14 @@ def _overload(op: Any) -> Any:
         return found[0]
     what = "" if op is None or isinstance(op, str) else f": it is a {type(op).__name__}"
     got = (
-        f"it has {len(found)} overloads: {', '.join(map(str, found))}"
+        f"the op has {len(found)} overloads: {', '.join(map(str, found))}"
         if found
-        else f"there is no such op{what}"
+        else f"the op does not exist{what}"
     )
     fix = (
         "one of these"
         if found
-        else "torch.ops.lib.name.overload, or the result of torch.library.custom_op"
+        else "pass torch.ops.lib.name.overload, or the result of torch.library.custom_op"
     )
     raise RuleError.of(f"rule({name})", got, needed="one op", fix=fix)
 
@@ -235,23 +237,23 @@ def _refuse(target: Any, example: Sequence[Any] | None) -> None:
     causes = (
         (
             target.namespace == "shardfn",
-            "it is one of shardfn's own",
-            "sf.constrain says where a value is placed",
+            "the op is one of shardfn's own ops",
+            "use sf.constrain to place a value",
         ),
         (
             schema.is_mutable,
-            f"it writes to its arguments: {schema}",
-            "an op that returns the new value, as aten.add does for add_",
+            f"the op writes to its arguments: {schema}",
+            "use an op that returns the new value, as aten.add in place of add_",
         ),
         (
             not tensor_arguments(target),
-            "it takes no tensor, so there is nothing to place",
-            "no rule: every rank computes the same",
+            "the op takes no tensor, so a rule has nothing to place",
+            "leave out the rule, since every rank computes the same",
         ),
         (
             refusals.RANDOM(target),
-            "it draws random numbers, which ranks would draw differently",
-            "pass random tensors in as arguments",
+            "the op draws random numbers, and each rank would draw different ones",
+            "pass random tensors as arguments",
         ),
         (is_composite(target), _parts(target, example), "rules for those"),
     )
@@ -262,7 +264,7 @@ def _refuse(target: Any, example: Sequence[Any] | None) -> None:
 
 def _parts(target: Any, example: Sequence[Any] | None) -> str:
     """List the ops into which capture decomposes a composite op, by capturing its example."""
-    said = "it is composite: capture takes it apart into other ops"
+    said = "the op is composite: shardfn decomposes it into other ops at capture"
     if example is None or not is_composite(target):
         return f"{said}, which `fn.trace(*args)` shows"
     graph = _compat.trace_aten(target, list(example), decompositions.table())

@@ -35,7 +35,7 @@ class Sample:
                 self.node.meta.update(val=target(*fake[0], **fake[1]), phase="forward", source=None)
         except Exception as error:
             fix = (
-                "arguments that the op takes, and a fake implementation: "
+                "give arguments that the op accepts, and a fake implementation by "
                 "torch.library.register_fake"
             )
             first = str(error).strip().split("\n", maxsplit=1)[0]

@@ -168,7 +168,7 @@ def _refuse_stages(name: str, placed: Any) -> None:
     if on_stages:
         raise PlacementError.of(
             f"{name}, in_placements",
-            f"sf.auto does not choose stages, and {on_stages[0]} is on one",
+            f"sf.auto does not choose pipeline stages, but {on_stages[0]} is on a stage",
             needed="placements for all arguments of a pipeline",
             fix="P() or P('dp') for the batch; sf.plan(..., pipelines=) compares schedules",
             source=call_site(),
@@ -193,7 +193,7 @@ def checked_memory(where: str, memory: Any, in_placements: Any) -> int | None:
         raise ShardError.of(
             f"{where}, memory",
             "in_placements has no sf.auto, so nothing is chosen under the limit",
-            fix="use in_placements=sf.auto, or leave out memory= and read lowered.memory",
+            fix="use in_placements=sf.auto; or leave out memory= and read lowered.memory",
             arg_path="memory",
         )
     return limit

@@ -96,12 +96,14 @@ def check_placements(where: str, wrong: tuple[str, ...], unknown: tuple[str | No
         PlacementError: a leaf that is not a `P` or None.
     """
     strangers = [spec for spec in unknown if spec is not None]
-    fix = "P('axis', None), or a tree of them that is a prefix of the value's tree"
+    fix = "give P('axis', None), or a prefix tree of P over the value's tree"
     if wrong:
-        got = "placements does not match the values"
+        got = "the placements do not match the values"
         raise TreeError.of(where, got, *wrong, needed="a P, or a tree of them", fix=fix)
     if repr(AUTO) in strangers:
-        got = "sf.auto is for in_placements of the outermost shard; here nothing chooses"
+        got = (
+            "sf.auto is only for in_placements of the outermost sf.shard, which chooses placements"
+        )
         raise PlacementError.of(where, got, needed="a P, or a tree of them", fix=fix)
     if strangers:
         raise PlacementError.of(where, *strangers, needed="a P, or a tree of them", fix=fix)

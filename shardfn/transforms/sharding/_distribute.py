@@ -76,7 +76,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         specs = tree_pairs.broadcast_prefix(placements, tree, is_spec)
     except ValueError as error:
         raise TreeError.of(
-            "distribute", "placements does not match the tree", *error.args
+            "distribute", "the placements do not match the given tree", *error.args
         ) from None
     out = []
     wrong = []
@@ -97,7 +97,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
         raise PlacementError.of(
             "distribute",
             *wrong,
-            fix="placements that fit each tensor",
+            fix="give placements that fit each tensor",
             mesh=mesh,
             placements=placements,
         )
@@ -124,10 +124,9 @@ def _refuse_dtensors(where: str, leaves: Sequence[Any], paths: Sequence[str]) ->
     wrong = [path for path, x in zip(paths, leaves, strict=True) if isinstance(x, DTensor)]
     if wrong:
         fix = (
-            "sf.full(x), or sf.shard(lambda x: x, mesh, None, placements)(x), which "
-            "redistributes it"
+            "sf.full(x), or sf.shard(lambda x: x, mesh, None, placements)(x), which redistributes x"
         )
-        lines = [f"{path} is a DTensor, which has placements already" for path in wrong]
+        lines = [f"{path} is a DTensor, which already has placements" for path in wrong]
         raise PlacementError.of(where, *lines, needed="plain tensors", fix=fix, arg_path=wrong[0])
 
 
@@ -267,10 +266,10 @@ def _first_here(
         return next(shard for shard, c in rows if layout.is_here(stages, c))
     if shape is None:
         raise _refused(
-            f"{placements} without a shape: ranks of other stages cannot know it",
+            f"{placements} needs a shape, because ranks of other stages do not know the shape",
             mesh,
             placements,
-            fix="sf.from_local(x, mesh, placements, shape=(...)), the global shape",
+            fix="sf.from_local(x, mesh, placements, shape=(...)) with the global shape",
         )
     return shards[0]
 
@@ -334,10 +333,12 @@ def _check_shape(
     local_shape = layout.local_shape(shape, marks, axes.sizes, coordinates)
     if tuple(shard.shape) == local_shape:
         return
-    got = f"the shard of rank at {tuple(coordinates)} has shape {tuple(shard.shape)}"
+    got = f"the shard of the rank at {tuple(coordinates)} has shape {tuple(shard.shape)}"
     needed, fix = f"{local_shape}, torch.chunk's share of {tuple(shape)}", None
     if not layout.is_here(marks, coordinates):
-        needed = f"{local_shape}: with {describe(marks, axes)} another stage has the value"
+        needed = (
+            f"shape {local_shape}, since with {describe(marks, axes)} another stage holds the value"
+        )
         fix = "torch.empty(0, dtype=x.dtype) on ranks of other stages"
     raise PlacementError.of("from_local", got, needed=needed, fix=fix)
 

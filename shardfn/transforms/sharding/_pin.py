@@ -154,14 +154,14 @@ def _refuse_contradictions(
         for where, other in given:
             if _contradict(now, other):
                 at = "" if layers[where] is layers[path] else f" as {verb}[{where!r}]"
-                wrong.append(f"{verb}[{path!r}] is pinned{at} to {other}, and to {now}")
+                wrong.append(f"{verb}[{path!r}] is pinned{at} to {other}, and also to {now}")
         given.append((path, now))
     if wrong:
         raise PlacementError.of(
             "pin",
             *dict.fromkeys(wrong),
-            needed="a single placement for each value",
-            fix="call remove() of the earlier pins, or use patterns without these layers",
+            needed="one placement for each pinned value",
+            fix="call remove() of the earlier pins, or use patterns that do not match these layers",
         )
 
 
@@ -219,11 +219,11 @@ def _layers(module: nn.Module, verb: str, patterns: Mapping[Pattern, Any]) -> li
         if not matched:
             text = pattern if isinstance(pattern, str) else pattern.pattern
             close = ", ".join(near(text, map(general, paths[1:])))
-            idle.append(f"{verb}[{written(pattern)}] matches no layer; near it: {close}")
+            idle.append(f"{verb}[{written(pattern)}] matches no layer; similar names: {close}")
         for path in matched:
             found.setdefault(path, placement)
     if idle:
-        fix = "paths of module.named_modules(), with * for one name and ** for several"
+        fix = "use paths of module.named_modules(), with * for one name and ** for several names"
         raise TreeError.of("pin", *idle, fix=fix)
     return list(found.items())
 

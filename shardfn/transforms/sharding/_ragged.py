@@ -30,8 +30,8 @@ from ._axis_names import (
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 BOUNDS = (
-    'rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; rows=None '
-    "for the largest number that can arrive, the rows of x of all ranks"
+    'rows=64 for 64 rows; rows="1.5x" for 1.5 times the rows of x, rounded up; rows=None for '
+    "the largest possible number, the rows of x of all ranks together"
 )
 
 
@@ -164,9 +164,10 @@ def check_send_counts(kind: tuple[tuple[int, ...], torch.dtype] | str, n: int, n
     raise PlacementError.of(
         f"ragged_all_to_all over {names}, send_counts",
         f"got {kind}" if isinstance(kind, str) else f"got shape {kind[0]}, {kind[1]}",
-        needed=f"shape ({n},), torch.int64: the rows for each of {n} ranks; or all counts, "
-        f"({n}, {n})",
-        fix=f"torch.bincount(destinations, minlength={n}), of the destination of each row",
+        needed=f"shape ({n},), torch.int64: the number of rows for each of {n} ranks; or "
+        f"shape ({n}, {n}) with the counts of all ranks",
+        fix=f"torch.bincount(destinations, minlength={n}), where destinations holds the target "
+        "rank of each row",
     )
 
 

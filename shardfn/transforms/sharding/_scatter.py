@@ -116,12 +116,12 @@ def check_size(
     if not -len(shape) <= dim < len(shape):
         fix = f"a dim from {-len(shape)} to {len(shape) - 1}" if shape else "a tensor with dims"
         raise PlacementError.of(
-            f"{what} over {names}", f"{argument} is {dim}, and the value has shape {shape}", fix=fix
+            f"{what} over {names}", f"{argument} is {dim}, but the value has shape {shape}", fix=fix
         )
     size = shape[dim]
     if size % n if tiled else size != n:
-        needed = f"a multiple of {n}" if tiled else f"size {n}; or tiled=True, and a multiple of it"
-        fix = "pad it, or shard another dim"
+        needed = f"a multiple of {n}" if tiled else f"size {n}; or tiled=True and a multiple of {n}"
+        fix = "pad the dim, or use another dim"
         raise PlacementError.of(
             f"{what} over {names}",
             f"dim {dim % len(shape)} of shape {shape} has size {size}",
@@ -230,9 +230,13 @@ def check_perm(pairs: tuple[tuple[int, int], ...], n: int, names: str) -> None:
             for k in sorted(set(column))
             if column.count(k) > 1
         ]
-        wrong += [f"{what} {k} is not on the axis" for k in sorted(set(column)) if not 0 <= k < n]
+        wrong += [
+            f"{what} {k} is not a rank of the axis" for k in sorted(set(column)) if not 0 <= k < n
+        ]
     if wrong:
-        fix = "pairs (source, target) with each number once at most on either side"
+        fix = (
+            "give pairs (source, target), with each rank at most once as source and once as target"
+        )
         raise PlacementError.of(
             f"ppermute over {names}", *wrong, needed=f"numbers from 0 to {n - 1}", fix=fix
         )

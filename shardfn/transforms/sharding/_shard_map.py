@@ -93,7 +93,7 @@ def check_given(where: str, count: int, is_given: bool) -> None:
     """
     if count and not is_given:
         fix = "in_placements=P('axis') for a sharded argument, P() for a replicated one"
-        got = f"in_placements is missing, and the call has {count} arguments"
+        got = f"in_placements is missing, but the call has {count} arguments"
         raise TreeError.of(f"{where}, in_placements", got, needed="a placement for each", fix=fix)
 
 

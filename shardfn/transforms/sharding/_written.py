@@ -285,9 +285,9 @@ def refuse_reads(
         named = ", ".join(_place_text(place) for place in stores)
         raise CaptureError.of(
             request.name,
-            f"the function reads a value that an earlier call has stored: {named}",
+            f"the function reads a value that an earlier call stored: {named}",
             needed="one pure graph of tensor ops",
-            fix="return the value, and pass it to the next call",
+            fix="return the value from the function, and pass it to the next call",
             source=getattr(error, "source", None),
         ) from None
 
@@ -440,8 +440,9 @@ def _check(module: torch.nn.Module, name: str, buffer: Any, x: torch.Tensor) -> 
     if x.shape != buffer.shape or x.dtype != buffer.dtype:
         raise TreeError.of(
             f"{type(module).__name__}, buffer {name}",
-            f"the function stores {tuple(x.shape)}, {x.dtype} in it",
-            needed=f"its own shape and dtype: {tuple(buffer.shape)}, {buffer.dtype}",
-            fix="fn, params, buffers = sf.functionalize(module), whose buffers may change so",
+            f"the function stores a tensor of shape {tuple(x.shape)}, {x.dtype} in the buffer",
+            needed=f"the buffer's shape and dtype: {tuple(buffer.shape)}, {buffer.dtype}",
+            fix="fn, params, buffers = sf.functionalize(module), whose buffers may change shape "
+            "and dtype",
             arg_path=name,
         )

@@ -99,10 +99,9 @@ rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
         lambda x, mesh: sf.grad(lambda x: (from_local(x, mesh, [Partial()]) * 2).to_local().sum())(
             x
         ),
-        """DTensor.to_local: under a derivative, of a Partial DTensor that ops made: its terms \
-are not \
-determined
-  needed: a DTensor that is not Partial, or that from_local made
+        """DTensor.to_local: to_local of a Partial DTensor that an op made is not defined under a \
+derivative
+  needed: a DTensor that is not Partial, or a result of from_local
   try: call x.redistribute(mesh, placements) with Replicate() or Shard(dim) first""",
     ),
     "shards that are not in one place": (
@@ -178,8 +177,8 @@ another
     ),
     "other results for each size": (
         lambda x, mesh: {of_three_rows(x, mesh).shape[0]: of_three_rows(x, mesh)},
-        """jit(<lambda>): ranks whose shards have other sizes return other trees
-  try: one tree of tensors for every size""",
+        """jit(<lambda>): ranks with shards of different sizes return different trees
+  try: return the same tree of tensors for every size""",
     ),
     "a DTensor and a size of each rank": (
         lambda x, mesh: from_local(x, mesh) * of_three_rows(x, mesh).shape[0],
@@ -334,7 +333,7 @@ def test_two_meshes_in_one_function() -> None:
     with sf.fake_world(2):
         mesh, other = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("tp",))
         fn = lambda x: (from_local(x, mesh), from_local(x, other))
-        with pytest.raises(sf.PlacementError, match=r"its mesh is \(tp=2\)"):
+        with pytest.raises(sf.PlacementError, match=r"the mesh of this call is \(tp=2\)"):
             sf.jit(fn)(X)
 
 
@@ -358,8 +357,8 @@ def test_a_mesh_that_this_rank_is_not_in() -> None:
             text = without_line(caught.value).split(": ", 1)[1]
             assert (
                 text
-                == """rank 0 is not in its mesh, of ranks [1, 3]
-  try: call it on its ranks only: if mesh.get_coordinate() is not None"""
+                == """rank 0 is not in the mesh, which has the ranks [1, 3]
+  try: call the function only on ranks of the mesh: if mesh.get_coordinate() is not None"""
             )
 
 

@@ -16,8 +16,8 @@ from shardfn import P
 ON_META = torch.device("meta")
 RANKS = 64
 FIX = (
-    "sf.init(module_fn, mesh, placements, key) or module.to_empty(device=...), which make them; "
-    "trace and lower need none"
+    "make the values by sf.init(module_fn, mesh, placements, key) or "
+    "module.to_empty(device=...); .trace and .lower need no values"
 )
 
 

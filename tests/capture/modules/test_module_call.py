@@ -357,7 +357,7 @@ def test_a_refused_module_and_what_it_holds_stay_as_they_were() -> None:
 
 def test_names_that_do_not_fit_are_all_listed() -> None:
     fn, params, buffers = sf.functionalize(nn.BatchNorm1d(3).double())
-    fix = "the params that functionalize returned, or others under the same names"
+    fix = "pass the params that functionalize returned, or a dict with the same names"
     said = (
         "functionalize(BatchNorm1d), argument params: it lacks weight\n  it has also w, v\n  "
         "at: HERE\n"
@@ -375,8 +375,8 @@ def test_names_that_do_not_fit_are_all_listed() -> None:
 
 def test_what_is_no_module_with_values_is_refused() -> None:
     assert refusal(lambda: sf.functionalize(torch.sin), sf.TreeError) == (
-        "functionalize: a builtin_function_or_method\n  needed: an nn.Module\n  try: "
-        "functionalize(model); a function is one already"
+        "functionalize: a builtin_function_or_method\n  needed: an nn.Module\n  try: call "
+        "functionalize(model) with the module; a function needs no functionalize"
     )
     lazy = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
     names = "0.weight, 0.bias, 1.weight, 1.bias, 1.running_mean, 1.running_var"
@@ -389,14 +389,14 @@ def test_what_is_no_module_with_values_is_refused() -> None:
         weight = sf.distribute(placed.weight, sf.make_mesh((2,), ("a",)), P("a"))
         placed.weight = nn.Parameter(weight)
         assert refusal(lambda: sf.functionalize(placed), sf.TreeError) == (
-            "functionalize(Linear): weight is a DTensor\n  needed: global tensors\n"
-            "  try: functionalize first, then sf.distribute(params, mesh, placements)"
+            "functionalize(Linear): weight is a DTensor\n  needed: global tensors\n  try: "
+            "call functionalize first, then sf.distribute(params, mesh, placements)"
         )
     with pytest.warns((DeprecationWarning, FutureWarning)):
         script = torch.jit.script(nn.Linear(3, 2))
     assert refusal(lambda: sf.functionalize(script), sf.TreeError) == (
-        "functionalize(RecursiveScriptModule): a TorchScript module\n  needed: a module in Python\n"
-        "  try: the Python module that it was made from"
+        "functionalize(RecursiveScriptModule): a TorchScript module\n  needed: a module in "
+        "Python\n  try: pass the Python module from which it was compiled"
     )
 
 

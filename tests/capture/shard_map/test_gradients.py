@@ -288,7 +288,7 @@ def test_a_sum_over_ranks_inside_of_a_replicated_dtensor_is_refused(line: Any) -
     with pytest.raises(sf.CaptureError) as caught:
         sf.jit(fn, backend="aten")(ROWS, LABELS)
     text = str(caught.value)
-    assert "a replicated DTensor of what ranks of tp compute" in text
+    assert "a replicated DTensor is made from values that may differ" in text
     assert "try: DTensor.from_local(x, mesh, [Replicate()]).to_local()" in text
 
 
@@ -315,9 +315,9 @@ def test_a_value_that_enters_both_ways_is_refused_where_it_is_differentiated(lin
     d, v = (distribute_tensor(w, line, [Shard(dim)]) for dim in (1, 0))
     staged = lambda fn: sf.jit(sf.grad(fn, argnums=(0, 1)), backend="aten")(d, v, x)
     for options, why in (
-        ({}, "it meets plain tensors"),
+        ({}, "is combined with plain tensors"),
         (SAID, "it says that all ranks of tp"),
-        (TERMS, "a replicated DTensor of what ranks"),
+        (TERMS, "a replicated DTensor is made from values"),
     ):
         sf.jit(in_one(options), backend="aten")(d, v, x)  # without a gradient
         with pytest.raises(sf.CaptureError, match=why):

@@ -217,7 +217,9 @@ def test_loops_and_branches_of_invariant_values_are_invariant() -> None:
     ],
 )
 def test_a_collective_that_not_all_ranks_reach_is_refused(body: Any, where: str) -> None:
-    with pytest.raises(sf.CaptureError, match=f"{where}: it calls psum, and its condition") as e:
+    with pytest.raises(
+        sf.CaptureError, match=f"{where}: the body calls psum, and the condition"
+    ) as e:
         ops(body, outs=P())
     assert "by psum or pmax" in str(e.value)
 
@@ -324,5 +326,5 @@ def test_a_collective_in_a_rule_for_forward_mode_is_refused() -> None:
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("tp",))
         mapped = sf.shard_map(lambda x: fn(x).sum(), mesh, P(), P())
-        with pytest.raises(sf.CaptureError, match="it calls psum"):
+        with pytest.raises(sf.CaptureError, match="the function calls psum"):
             sf.grad(mapped)(INPUT)

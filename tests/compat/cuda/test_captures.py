@@ -32,9 +32,9 @@ SOME = (
 HOST_WORK = {
     "plain": "",
     "dropout in a scan": "",
-    "cond": "the processor reads a value to decide what runs next",
-    "while_loop": "the processor reads a value to decide what runs next",
-    "rows by counts": "the processor reads how many rows go to each rank",
+    "cond": "the CPU reads a value to decide what runs next",
+    "while_loop": "the CPU reads a value to decide what runs next",
+    "rows by counts": "the CPU reads how many rows go to each rank",
     "on the CPU": "it runs on the CPU",
     "an input": "lives on the CPU",
 }

@@ -172,15 +172,15 @@ def test_a_trace_of_another_program_is_refused_by_the_collectives_that_differ(
         more = sharded(mesh, "aten").lower(*arguments(LAYERS + 2))
         replicated = sf.shard(step, mesh, (P(), P("dp")), backend="aten").lower(*arguments())
     text = refused(more, path)
-    assert "overlay, profile: a trace of another program" in text
+    assert "overlay, profile: the profile is a trace of another program" in text
     assert "missing: " in text and " over dp" in text and "not predicted" not in text
     assert "lower the function with the arguments of the profiled call" in text
     assert "not predicted: " in refused(replicated, path)
     assert "all_gather over dp" in refused(replicated, path)
     other = sf.jit(lambda x: x + 1, backend="aten").lower(sf.ShapeDtype((3,)))
     text = refused(other, path)
-    assert "a trace of another program: it has calls of shard(step)" in text
-    assert "a call of jit(<lambda>) while the profiler records" in text
+    assert "the profile is a trace of another program: it has calls of shard(step)" in text
+    assert "a profile recorded during a call of jit(<lambda>)" in text
 
 
 def test_files_that_are_no_trace_are_refused(tmp_path: Path) -> None:
@@ -189,7 +189,9 @@ def test_files_that_are_no_trace_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("[1, 2]")
     assert "is not a trace" in refused(lowered, tmp_path / "text.json")
     (tmp_path / "empty.json").write_text('{"traceEvents": []}')
-    assert "a trace of another program: it has no call" in refused(lowered, tmp_path / "empty.json")
+    assert "the profile is a trace of another program: it has no call" in refused(
+        lowered, tmp_path / "empty.json"
+    )
     text = refused(3, tmp_path / "empty.json")
-    assert text.startswith("overlay, predicted: it is of type int")
+    assert text.startswith("overlay, predicted: predicted is of type int")
     assert 'sf.overlay(fn.lower(*args).time("H100"), "profiler.json")' in text

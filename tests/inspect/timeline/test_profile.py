@@ -76,4 +76,4 @@ def test_an_op_that_a_dispatch_mode_has_seen_counts_once() -> None:
 def test_calls_of_other_functions_are_named() -> None:
     with pytest.raises(sf.ShardError) as error:
         calls_in("overlay", "g", host())
-    assert "a trace of another program: it has calls of f" in str(error.value)
+    assert "the profile is a trace of another program: it has calls of f" in str(error.value)

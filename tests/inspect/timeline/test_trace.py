@@ -190,7 +190,7 @@ def test_a_program_too_large_to_draw_is_an_outline_and_says_so(tmp_path: Path) -
     assert outline.events == 3
     assert str(outline).splitlines() == [
         f"{tmp_path / 'a.json'}: 3 events of each of ranks 0, 1",
-        "an outline: bodies of loops are one event a track",
+        "outline: each loop body is drawn as one event per track",
         "open it at https://ui.perfetto.dev",
     ]
     page = json.loads((tmp_path / "a.json").read_text())

@@ -38,7 +38,8 @@ def caught(call: Callable[[], Any]) -> list[warnings.WarningMessage]:
     return [
         w
         for w in seen
-        if "a Python number that changes" in str(w.message) or "made at each call" in str(w.message)
+        if "a Python number that changes" in str(w.message)
+        or "created anew for each call" in str(w.message)
     ]
 
 
@@ -91,12 +92,15 @@ def test_the_warning_says_which_values_and_where() -> None:
     (w,) = caught(lambda: [fn(X, v) for v in (0.1, 0.2, 0.3)])
     head, *rest = str(w.message).splitlines()
     assert head == (
-        "jit(<lambda>), argument lr: a Python number that changes: 0.1, then 0.2; "
-        "each value is a constant of one program, captured and compiled for it"
+        "jit(<lambda>), argument lr: a Python number that changes: 0.1, then 0.2; shardfn "
+        "captures and compiles a program for each value, which is a constant"
     )
     assert rest[0].startswith(f"  at: {__file__}:")
-    static = "or static_argnums of jit or shard, where there are few"
-    assert rest[1] == f"  try: torch.tensor(lr), an input of one program for all values; {static}"
+    static = "or static_argnums of jit or shard, if there are only a few values"
+    assert (
+        rest[1]
+        == f"  try: torch.tensor(lr), which makes the value an input of a single program; {static}"
+    )
 
 
 def test_a_counter_is_warned_of_at_its_third_value() -> None:
@@ -147,7 +151,7 @@ def test_a_number_that_is_closed_over_and_changes_is_warned_of() -> None:
 def test_a_function_made_at_each_call_is_warned_of() -> None:
     fn = sf.jit(lambda x, g: g(x), backend="aten")
     (w,) = caught(lambda: [fn(X, lambda x: x + 1) for _ in range(4)])
-    assert "argument g: a function that is made at each call" in str(w.message)
+    assert "argument g: the function is created anew for each call" in str(w.message)
     assert "try: the function defined once" in str(w.message)
 
 
@@ -306,6 +310,6 @@ def test_calls_closures_and_compiled_programs_are_compared_too() -> None:
         (first[5], "argument x"),
     ):
         assert f"{what}: a plain tensor that differs between rank 0 and rank 1" in told[0]
-        assert "sf.from_local for a rank's own shard" in told[2]
+        assert "sf.from_local if the value is this rank's shard" in told[2]
     assert first[4] == 2 * 1.0 + 2 * 2.0
     assert first[6] is True

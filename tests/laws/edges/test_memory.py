@@ -253,8 +253,8 @@ def test_a_tensor_donated_and_passed_in_another_place_is_refused_before_anything
         if way == "shard":
             made = sf.shard(fn, mesh, donate_argnums=numbers, backend="aten")
         text = refusal(sf.ShardError, lambda: made(*args))
-    assert "it is donated, and shares memory with argument" in text
-    assert "needed: memory that the call gets once" in text
+    assert "the donated argument shares memory with argument" in text
+    assert "needed: a donated tensor whose memory no other argument uses" in text
     assert ".clone() in one of the two places, or leave the argument out of donate_argnums" in text
     assert x.equal(VALUES)
 
@@ -263,7 +263,7 @@ def test_a_donated_dtensor_passed_twice_is_refused_and_stays() -> None:
     with simulated(a=2) as mesh:
         placed = sf.distribute(VALUES, mesh, P("a"))
         fn = sf.shard(lambda a, b: a + b, placed.device_mesh, donate_argnums=0, backend="aten")
-        assert "argument a: it is donated, and shares memory with argument b" in refusal(
+        assert "argument a: the donated argument shares memory with argument b" in refusal(
             sf.ShardError, lambda: fn(placed, placed)
         )
         assert sf.full(placed).equal(VALUES)
@@ -274,9 +274,9 @@ def test_a_tensor_donated_and_closed_over_is_refused_by_name() -> None:
     fn = sf.jit(lambda x: x + w, donate_argnums=0, backend="aten")
     text = refusal(sf.ShardError, lambda: fn(w))
     assert (
-        "argument x: it is donated, and shares memory with a tensor that jit(<lambda>) closes over"
-        in text
-    )
+        "argument x: the donated argument shares memory with a tensor that jit(<lambda>) "
+        "closes over"
+    ) in text
     assert w.equal(VALUES) and fn(VALUES.clone()).equal(VALUES * 2)
 
 
@@ -286,7 +286,7 @@ def test_a_donation_that_cannot_be_made_leaves_every_argument_as_it_was() -> Non
     x, y = VALUES.clone(), VALUES.clone()
     watched = weakref.ref(y)
     fn = sf.jit(lambda x, y: (x + 1, y + 1), donate_argnums=(0, 1), backend="aten")
-    assert "argument y: it is donated, and something else refers to it" in refusal(
+    assert "argument y: another object refers to the donated argument" in refusal(
         sf.ShardError, lambda: fn(x, y)
     )
     assert watched() is y and x.equal(VALUES) and y.equal(VALUES)

@@ -235,9 +235,9 @@ def test_axes_in_another_order_than_the_meshs_have_shards_that_dtensor_has() -> 
         sf.shard(lambda x: sf.constrain(x, P(("y", "x"))), mesh, backend="aten")(torch.ones(7, 2))
     assert without_line(caught.value) == (
         "constrain: P(('y', 'x')) shards dim 0 of size 7 over axes in another order than the "
-        "mesh's (x=3, y=2), in shards that DTensor cannot describe; pad it by 1, so that 2 divides "
-        "it, or write ('x', 'y')\n"
-        "  try: P with axes of the mesh, one part for each dim"
+        "mesh's (x=3, y=2), in shards that DTensor cannot describe; pad it by 1, so that 2 "
+        "divides it, or write ('x', 'y')\n  try: use P with axes of the mesh and one entry "
+        "for each dim"
     )
     with pytest.raises(sf.PlacementError, match="uses axis 'x' twice"):
         sf.constrain(X, P(("x", "x")))
@@ -276,10 +276,9 @@ def test_a_tree_of_placements_that_does_not_fit(case: str) -> None:
 def test_shard_map_asks_for_in_placements() -> None:
     with simulated(x=4) as mesh:
         said = (
-            "shard_map(<lambda>), in_placements: in_placements is missing, and the call "
-            "has 1 arguments\n"
-            "  needed: a placement for each\n"
-            "  try: in_placements=P('axis') for a sharded argument, P() for a replicated one"
+            "shard_map(<lambda>), in_placements: in_placements is missing, but the call has 1 "
+            "arguments\n  needed: a placement for each\n  try: in_placements=P('axis') for a "
+            "sharded argument, P() for a replicated one"
         )
         with pytest.raises(sf.TreeError) as caught:
             sf.shard_map(lambda x: x, mesh, out_placements=P(), backend="aten")(X)
@@ -436,7 +435,7 @@ def test_a_dtensor_is_not_placed_a_second_time() -> None:
         placed = sf.distribute(X, mesh, P("x"))
         for call in (sf.distribute, sf.from_local):
             with pytest.raises(
-                sf.PlacementError, match="is a DTensor, which has placements already"
+                sf.PlacementError, match="is a DTensor, which already has placements"
             ):
                 call(placed, mesh, Shard(0))
         with pytest.raises(sf.PlacementError, match=r"x\[1\] is torch.float32 on cpu"):

@@ -360,8 +360,8 @@ def test_an_order_that_no_program_can_have_is_refused() -> None:
         assert [b.axis for b in plan.buckets] == ["dp", "tp"]
         with pytest.raises(sf.TreeError) as error:
             step(plan.renumbered(plan.buckets[::-1])).lower(*ARGS)
-    got = "the bucket of params[3] stands before that of params[3], on which it depends"
-    fix = "each bucket after those on which it depends, as in fn.lower(...).plan"
+    got = "the bucket of params[3] comes before the bucket of params[3], but depends on it"
+    fix = "put each bucket after the buckets that it depends on, as in fn.lower(...).plan"
     assert str(error.value) == f"shard(bucketed_grad(loss)), plan: {got}\n  try: {fix}"
 
 
@@ -388,7 +388,7 @@ WRONG = {
     "a strange leaf": (lambda p: first(p, leaves=("params[9]",)), "the plan has also params[9]"),
     "another reduction": (
         lambda p: first(p, op="max"),
-        "the all_reduce of params[3] is by sum, in the plan by max",
+        "the all_reduce of params[3] reduces by sum, but the plan reduces by max",
     ),
     "another size": (
         lambda p: first(p, sizes=(7,)),
@@ -419,7 +419,7 @@ def test_caps_beside_a_plan_are_refused_where_a_program_is_lowered() -> None:
         traced = sf.shard(sf.bucketed_grad(LOSS), mesh, (P(), P("dp")), backend="aten").trace(*ARGS)
         plan = traced.lower(cap=1).plan
         for caps in ({"cap": 1}, {"first_cap": 1}):
-            with pytest.raises(sf.TreeError, match="lower is given caps and a plan"):
+            with pytest.raises(sf.TreeError, match="lower got both caps and a plan"):
                 traced.lower(plan=plan, **caps)
         assert contents(traced.lower(plan=plan).plan) == contents(plan)
 

@@ -183,11 +183,11 @@ def test_two_worlds_at_once_are_refused_by_name() -> None:
     (winner,) = [i for i, x in enumerate(results) if x is None]
     assert "exists already" in str(results[1 - winner])
     assert current_world().size == worlds[winner].world.size
-    with pytest.raises(sf.ShardError, match="it was not entered or has been left already"):
+    with pytest.raises(sf.ShardError, match="was not entered or was already left"):
         worlds[1 - winner].__exit__(None, None, None)
     apart(lambda: worlds[winner].__exit__(None, None, None))  # left by whichever thread
     assert not torch.distributed.is_initialized() and current_world().size == 1
-    with pytest.raises(sf.ShardError, match="it was not entered or has been left already"):
+    with pytest.raises(sf.ShardError, match="was not entered or was already left"):
         worlds[winner].__exit__(None, None, None)
 
 
@@ -213,7 +213,7 @@ def test_a_thread_that_outlives_its_world_is_told_so() -> None:
     left.set()
     thread.join()
     assert len(caught) == len(calls) and all(
-        "a mesh of 4 ranks in a world of 1" in str(e) for e in caught
+        "the mesh has 4 ranks, but the world has 1" in str(e) for e in caught
     )
     assert_close(sf.full(placed), x)  # its values are its own
 

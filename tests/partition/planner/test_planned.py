@@ -131,7 +131,8 @@ def test_when_time_is_up_the_first_plan_is_taken_and_said_so(
     assert str(low) == str(lowered(P(None, "dp"), planner="greedy"))
     assert said == [
         "shard(grad(language_model)): the placements on axis dp were not planned within the "
-        'limits of a search; each op takes its cheapest strategy, as with planner="greedy"'
+        "search limits; shardfn takes the cheapest strategy of each op, as with "
+        'planner="greedy"'
     ]
 
 

@@ -49,8 +49,8 @@ def test_when_time_is_up_there_is_no_advice_and_the_log_says_so(
     monkeypatch.setattr(integer_program.IntegerProgram, "solve", lambda program: None)
     assert solve_axes(seen()) == {}
     assert said == [
-        "f: the placements on axis a were not planned within the limits of a search; each op "
-        'takes its cheapest strategy, as with planner="greedy"'
+        "f: the placements on axis a were not planned within the search limits; shardfn takes "
+        'the cheapest strategy of each op, as with planner="greedy"'
     ]
 
 
@@ -60,8 +60,8 @@ def test_a_program_that_is_too_large_is_not_planned_and_the_log_says_so(
     monkeypatch.setattr(axis_problem, "MOST_WAYS", 1)
     assert solve_axes(seen()) == {}
     assert said == [
-        "f: the program is too large to plan the placements on axis a at once; each op takes "
-        'its cheapest strategy, as with planner="greedy"'
+        "f: the program is too large to plan the placements on axis a as a whole; shardfn "
+        'takes the cheapest strategy of each op, as with planner="greedy"'
     ]
 
 
@@ -78,8 +78,8 @@ def test_without_a_proof_the_best_is_taken_and_the_log_says_so(
     monkeypatch.setattr(integer_program.IntegerProgram, "solve", late)
     assert solve_axes(seen())
     assert said[0] == (
-        "f: the placements on axis a were not known to be the cheapest within the "
-        "limits of a search; the best that were found are used"
+        "f: the placements on axis a could not be proved cheapest within the search limits; "
+        "shardfn uses the best placements found"
     )
 
 
@@ -92,6 +92,6 @@ def test_a_program_that_cannot_be_planned_at_once_is_not_called_late(
     monkeypatch.setattr(integer_program.IntegerProgram, "solve", impossible)
     assert solve_axes(seen()) == {}
     assert said == [
-        "f: the placements on axis a cannot be planned at once; each op takes its cheapest "
-        'strategy, as with planner="greedy"'
+        "f: the placements on axis a cannot be planned as a whole; shardfn takes the cheapest "
+        'strategy of each op, as with planner="greedy"'
     ]

@@ -71,4 +71,4 @@ def test_a_rule_whose_strategies_fit_nowhere_is_refused() -> None:
             planned(lambda x: [x.roll(1, 0)], (X,), [("R",)])
     finally:
         registry.remove(entry)
-    assert "fails: none of its strategies fits on axis a" in str(caught.value)
+    assert "fails: none of the op's sharding strategies fits on axis a" in str(caught.value)

@@ -37,13 +37,13 @@ def test_the_placements_of_a_text(name: str) -> None:
 
 
 REFUSED = {
-    "z;": "no axis z; the mesh has (a=2, b=3)",
-    ";|z=@0": "no axis z; the mesh has (a=2, b=3)",
+    "z;": "the mesh has no axis z; the mesh has (a=2, b=3)",
+    ";|z=@0": "the mesh has no axis z; the mesh has (a=2, b=3)",
     ";|a=@2": (
         "Stage(2) on axis 'a', which has the stages 0 to 1; a second stage on a coordinate is "
         "sf.Stage(0, chunk=1)"
     ),
-    "a;|a=@1": "P(('a',), (), a=Stage(1)) uses axis 'a' twice, for dim 0 and a stage",
+    "a;|a=@1": "P(('a',), (), a=Stage(1)) uses axis 'a' twice, for dim 0 and for a pipeline stage",
     "a;;b": "a placement of 3 dims for a tensor of 2, shape (6, 6)",
 }
 

@@ -22,9 +22,10 @@ def node(fn=torch.exp, name: str = "exp") -> torch.fx.Node:
 def test_an_unreduced_gradient_that_an_op_needs() -> None:
     error = refusals.not_reduced("step", "g['w']", node(), ("sum", "R"), AXES)
     assert str(error) == (
-        "step, argument g['w']: it is an unreduced gradient (Partial sum over a), and exp needs "
-        "its value\n  at: model.py:7\n  needed: an explicit reduction\n"
-        "  try: reduce it first: sf.constrain(x, P()), or with its final placement"
+        "step, argument g['w']: the value is an unreduced gradient (Partial sum over a), but "
+        "exp needs the reduced value\n  at: model.py:7\n  needed: an explicit reduction\n  "
+        "try: reduce the gradient x first: sf.constrain(x, P()), or constrain x to its final "
+        "placement"
     )
     assert (error.arg_path, error.placements) == ("g['w']", ("sum", "R"))
 
@@ -32,8 +33,9 @@ def test_an_unreduced_gradient_that_an_op_needs() -> None:
 def test_a_result_that_cannot_stay_partial() -> None:
     error = refusals.cannot_stay_partial("step", "out", node(), ("R", "sum"), AXES)
     assert str(error).startswith(
-        "step, out: it is reduced already, or was never Partial, and cannot stay sum over b\n"
-        "  at: model.py:7\n  needed: a value that is reduced once\n"
+        "step, out: the value is already reduced, or was never Partial, so its placement "
+        "cannot stay sum over b\n  at: model.py:7\n  needed: a value that is reduced exactly "
+        "once\n"
     )
 
 
@@ -50,8 +52,8 @@ def test_random_numbers_that_ranks_would_draw_differently() -> None:
     with pytest.raises(sf.RuleError) as caught:
         refusals.refuse_random(drawn, "step", AXES)
     assert str(caught.value).startswith(
-        "step, op aten.rand_like.default: it draws random numbers, which ranks would draw "
-        "differently"
+        "step, op aten.rand_like.default: the op draws random numbers, and each rank would "
+        "draw different ones"
     )
     assert caught.value.source == "model.py:7"
 

@@ -31,15 +31,14 @@ def test_equal_strategies_count_once_in_their_order() -> None:
 
 WRONG = {
     "it gives no strategy": [],
-    "it gives 1 placements for arguments and 1 for results where the call has 2 and 1: "
+    "the rule returns 1 placements for arguments and 1 for results, but the call has 2 and 1: "
     "((0,), (0,))": [((0,), (0,))],
-    "it gives placements that do not fit [(5, 3), (3, 2)] -> [(5, 2)]: ((2, 'R'), (0,))": [
+    "the rule returns placements that do not fit [(5, 3), (3, 2)] -> [(5, 2)]: ((2, 'R'), (0,))": [
         ((2, "R"), (0,))
     ],
-    "it gives placements that do not fit [(5, 3), (3, 2)] -> [(5, 2)]: (('S', 'R'), (0,))": [
-        (("S", "R"), (0,))
-    ],
-    "it gives placements that do not fit [(5, 3), (3, 2)] -> [(5, 2)]: ((-1, 'R'), (0,))": [
+    "the rule returns placements that do not fit [(5, 3), (3, 2)] -> [(5, 2)]: "
+    "(('S', 'R'), (0,))": [(("S", "R"), (0,))],
+    "the rule returns placements that do not fit [(5, 3), (3, 2)] -> [(5, 2)]: ((-1, 'R'), (0,))": [
         ((-1, "R"), (0,))
     ],
 }

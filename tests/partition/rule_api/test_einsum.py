@@ -61,20 +61,20 @@ def test_every_mismatch_of_a_call_is_named() -> None:
 
 def test_an_op_with_other_tensors_is_a_stranger() -> None:
     assert parsed("i j -> i j", ()).strangers(aten.mm.default) == [
-        "it names 1 inputs, and the op takes 2 tensor arguments"
+        "the rule names 1 inputs, but the op takes 2 tensor arguments"
     ]
     assert parsed("i -> i, i", ()).strangers(aten.relu.default) == [
-        "it names 2 results, and the op returns 1"
+        "the rule names 2 results, but the op returns 1"
     ]
 
 
 UNREADABLE = {
-    "i j": "there is not one arrow between inputs and results",
-    "i -> i -> i": "there is not one arrow between inputs and results",
+    "i j": "the rule must have exactly one arrow (->) between inputs and results",
+    "i -> i -> i": "the rule must have exactly one arrow (->) between inputs and results",
     "2 -> 2": "input '2': '2' is not a name",
     "i i -> i": "input 'i i': it names i twice",
-    "i ... -> i": "input 'i ...': ... stands for leading dims and comes first",
-    "i -> j": "factor j of the result is in no input",
+    "i ... -> i": "input 'i ...': ... stands for leading dims and must come first",
+    "i -> j": "the name j of the result is in no input",
 }
 
 
@@ -91,6 +91,6 @@ def test_all_problems_of_a_text_are_listed_once() -> None:
     assert caught.value.args == (
         "input 'i i': it names i twice",
         "input '3': '3' is not a name",
-        "factor j of the result is in no input",
-        "need_whole names z, which is not a factor",
+        "the name j of the result is in no input",
+        "need_whole names z, which is not a name of the rule",
     )

@@ -135,7 +135,7 @@ def test_s1_2_all_reduce_and_wait_stay_above_one_rank_and_are_elided_at_one() ->
         assert (
             waits == len(low.collectives) == (0 if n == 1 else len(nbytes(models.gpt_params())) + 2)
         )
-        said = "collectives over axes of size 1 were taken out" in str(low)
+        said = "collectives over axes of size 1 were removed" in str(low)
         assert said == (n == 1)
 
 

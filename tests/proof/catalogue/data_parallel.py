@@ -116,7 +116,7 @@ def masked_alone(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> Any:
 
 @entry(
     "PrimeIntellect-ai/prime-rl#2562", masked_alone, X, Y, MASK,
-    names=ALL, cause="mean of means: weights 3, 1 over world",
+    names=ALL, cause="a mean of means: ranks of world count with the weights 3, 1",
 )  # fmt: skip
 def tokens_are_counted_by_each_rank(faulty: bool, x: Any, y: Any, mask: Any) -> Any:
     m, mask = DistributedDataParallel(model()), own(mask)
@@ -129,7 +129,7 @@ def tokens_are_counted_by_each_rank(faulty: bool, x: Any, y: Any, mask: Any) -> 
 
 @entry(
     "facebookresearch/fairchem#269", alone, X[:7], Y[:7],
-    names=ALL, cause="mean of means: weights 4, 3 over world",
+    names=ALL, cause="a mean of means: ranks of world count with the weights 4, 3",
 )  # fmt: skip
 def a_last_batch_is_shorter(faulty: bool, x: Any, y: Any) -> Any:
     m, rows = DistributedDataParallel(model()), len(own(x))
@@ -162,7 +162,7 @@ def gradients_are_clipped_before_they_are_reduced(faulty: bool, x: Any, y: Any) 
 
 @entry(
     "modelscope/twinkle#290", clipped_alone, X, Y,
-    names=ALL, ratio=2**-0.5, cause="the norm that clips",
+    names=ALL, ratio=2**-0.5, cause="the clipping norm",
 )  # fmt: skip
 def the_norm_is_summed_over_replicas(faulty: bool, x: Any, y: Any) -> Any:
     m = DistributedDataParallel(model())
@@ -288,7 +288,7 @@ def a_loss_that_is_reduced_with_its_gradient(faulty: bool, x: Any, y: Any) -> An
 
 @entry(
     "speechbrain/speechbrain#2814", alone, X, Y,
-    names="0.weight 0.bias 2.weight 2.bias", kind="start", cause="begins with other values",
+    names="0.weight 0.bias 2.weight 2.bias", kind="start", cause="starts with values",
 )  # fmt: skip
 def ranks_begin_with_parameters_of_their_own(faulty: bool, x: Any, y: Any) -> Any:
     m = model()

@@ -34,7 +34,7 @@ def backward(m: nn.Module, x: Any, y: Any, mesh: DeviceMesh | None = None) -> An
 
 @entry(
     "pytorch/pytorch#118298", alone, X, Y,
-    names=ALL, cause="none on every rank: not computed, or not kept",
+    names=ALL, cause="missing on every rank: not computed, or not saved",
 )  # fmt: skip
 def gradients_stay_unsynchronised(faulty: bool, x: Any, y: Any) -> Any:
     m = sharded()
@@ -44,7 +44,7 @@ def gradients_stay_unsynchronised(faulty: bool, x: Any, y: Any) -> Any:
 
 @entry(
     "NVIDIA/cosmos-framework#162", alone, X, Y,
-    names=ALL, cause="none on every rank: not computed, or not kept", world=4, mesh=PAIRS,
+    names=ALL, cause="missing on every rank: not computed, or not saved", world=4, mesh=PAIRS,
 )  # fmt: skip
 def replicas_are_not_reduced(faulty: bool, x: Any, y: Any) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
@@ -126,7 +126,7 @@ def the_norm_is_that_of_local_shards(faulty: bool, x: Any, y: Any) -> Any:
 
 @entry(
     "ByteDance-Seed/VeOmni#184", clipped_alone, X, Y,
-    names=ALL, ratio=2**-0.5, cause="the norm that clips", world=4, mesh=PAIRS,
+    names=ALL, ratio=2**-0.5, cause="the clipping norm", world=4, mesh=PAIRS,
 )  # fmt: skip
 def the_norm_counts_replicas(faulty: bool, x: Any, y: Any) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
@@ -140,7 +140,7 @@ def the_norm_counts_replicas(faulty: bool, x: Any, y: Any) -> Any:
 
 @entry(
     "huggingface/transformers#46113", clipped_alone, X, Y,
-    names=ALL, cause="the norm that clips",
+    names=ALL, cause="the clipping norm",
 )  # fmt: skip
 def gradients_are_not_clipped(faulty: bool, x: Any, y: Any) -> Any:
     m = backward(sharded(), x, y)

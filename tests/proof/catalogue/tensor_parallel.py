@@ -182,7 +182,7 @@ def tensor_parallel() -> Any:
 
 @entry(
     "NVIDIA-NeMo/RL#3788", clipped_alone, X, Y,
-    names="0.weight 0.bias 2.weight 2.bias", cause="the norm that clips",
+    names="0.weight 0.bias 2.weight 2.bias", cause="the clipping norm",
 )  # fmt: skip
 def the_norm_counts_replicated_parameters_once_a_rank(faulty: bool, x: Any, y: Any) -> Any:
     m, _ = tensor_parallel()

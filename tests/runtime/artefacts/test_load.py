@@ -172,7 +172,7 @@ def test_real_ranks_run_what_a_world_without_values_has_made(tmp_path: Path) -> 
     for loaded, ours, said in run_ranks(2, on_ranks, str(path)):
         assert_close(loaded, step(params(), X, rate=0.5))
         assert_close(loaded, ours)
-        assert "ranks 0 and 1 load other files" in said
+        assert "ranks 0 and 1 load different files" in said
 
 
 def saved(path: Path) -> Path:
@@ -237,8 +237,8 @@ HOSTILE: dict[str, tuple[Callable[[Any], None], str]] = {
     "runs Python": (calling("os.system"), "the op os.system"),
     "runs a method": (calling("aten.__class__.mro"), "the op aten.__class__.mro"),
     "jit": (calling("aten.save.default"), "the op aten.save.default"),
-    "another shape": (reshaped, "a shape that no shard has"),
-    "other strides": (restrided, "strides that no shard has"),
+    "another shape": (reshaped, "the shape is not that of a shard"),
+    "other strides": (restrided, "the strides are not those of a shard"),
     "another torch": (settled("torch", "2.11.0"), "it was made with torch 2.11.0"),
     "another shardfn": (settled("shardfn", "9.9"), "it was made with shardfn 9.9"),
     "no mesh": (settled("mesh", [["dp"], [-1], "cpu"]), "the sizes of a mesh"),

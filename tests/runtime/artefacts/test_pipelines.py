@@ -200,10 +200,10 @@ def leave_gaps(parts: Any) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Any], None], str]] = {
-    "reads early": (read_early, "is read before it is there"),
-    "reads beyond": (read_beyond, "is read before it is there"),
-    "sends less": (send_less, "reads values of other shapes"),
-    "receives more": (receive_more, "reads values of other shapes"),
+    "reads early": (read_early, "is read before it is computed"),
+    "reads beyond": (read_beyond, "is read before it is computed"),
+    "sends less": (send_less, "reads values whose shapes do not match"),
+    "receives more": (receive_more, "reads values whose shapes do not match"),
     "keeps silent": (keep_silent, "wait for each other"),
     "sends to itself": (send_to_itself, "a message of another coordinate"),
     "another axis": (send_over_another, "KeyError"),

@@ -127,9 +127,8 @@ def test_a_graph_is_freed_as_autograds_are(step: Any) -> None:
     gc.collect()
     assert kept() is None
     assert said(value.backward) == (
-        f"{fn}: its graph is freed: backward has gone through it before\n"
-        "  at: HERE\n"
-        "  try: loss.backward(retain_graph=True) for all but the last"
+        f"{fn}: the autograd graph of the call is freed, because an earlier backward used "
+        "it\n  at: HERE\n  try: loss.backward(retain_graph=True) for all but the last"
     )
 
 
@@ -149,9 +148,8 @@ def test_a_write_to_what_the_backward_reads_is_refused(step: Any) -> None:
     value = fn(w, x)
     x.add_(1)
     assert said(value.backward) == (
-        f"{fn}: a value that its backward needs has been modified in place\n"
-        "  at: HERE\n"
-        "  try: write to the tensor after the backward, or to a clone of it"
+        f"{fn}: a value that the backward needs was modified in place\n  at: HERE\n  try: "
+        "write to the tensor after the backward, or write to a clone"
     )
 
 
@@ -159,17 +157,16 @@ def test_a_write_to_a_result_that_is_saved_is_refused() -> None:
     x = X.clone().requires_grad_()
     out = sf.jit(torch.exp, backend="aten")(x)
     out.detach().add_(1)
-    assert "has been modified in place" in said(lambda: out.sum().backward())
+    assert "was modified in place" in said(lambda: out.sum().backward())
 
 
 def test_a_second_derivative_from_outside_is_refused(step: Any) -> None:
     fn, w = step
     assert said(lambda: torch.autograd.grad(fn(w, X), w, create_graph=True)) == (
-        f"{fn}: its backward is differentiated, with create_graph or a transform\n"
-        "  at: HERE\n"
-        "  needed: a first derivative from outside of the call\n"
-        "  try: sf.grad or sf.hessian of the function inside the call, which differentiate "
-        "as often as needed; or without create_graph"
+        f"{fn}: the backward of the call is differentiated, by create_graph or by a "
+        "transform\n  at: HERE\n  needed: only a first derivative from outside of the call\n  "
+        "try: use sf.grad or sf.hessian inside the called function, which can differentiate "
+        "any number of times; or leave out create_graph"
     )
 
 
@@ -193,9 +190,9 @@ def test_a_tensor_that_begins_to_require_grad_is_a_retrace_that_is_explained() -
     w = W.clone()
     fn(w, X)
     w.requires_grad_()
-    assert "w: autograd follows it, and did not before" in fn.explain_retrace(w, X)
+    assert "w: autograd records it in this call, but did not before" in fn.explain_retrace(w, X)
     fn(w, X).backward()
-    assert "is staged already" in fn.explain_retrace(w, X)
+    assert "already exists: no retrace" in fn.explain_retrace(w, X)
 
 
 def test_integers_and_results_of_other_arguments_do_not_require_grad() -> None:

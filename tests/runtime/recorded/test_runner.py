@@ -202,5 +202,8 @@ def test_what_cannot_be_recorded_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(recorded.runner.cuda, "CudaGraph", refuses)
     run = Recorded("step", fresh)
     called(run, torch.ones(2, 2), torch.ones(2, 2))
-    with pytest.raises(ShardError, match="step: cuda_graphs=True, and it cannot be recorded: op"):
+    with pytest.raises(
+        ShardError,
+        match="step: cuda_graphs=True, but the program cannot be recorded in a CUDA graph: op",
+    ):
         run([torch.ones(2, 2), torch.ones(2, 2)])

@@ -59,7 +59,7 @@ def test_a_rank_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     (mine,) = switches(1)
     mine.bound = 0
     assert not mine.is_compiled()
-    with pytest.raises(DivergenceError, match="a rank has not said"):
+    with pytest.raises(DivergenceError, match="a rank has not announced"):
         mine.is_compiled()
 
 

@@ -392,8 +392,8 @@ def test_reductions_of_one_gradient_over_two_axes_in_one_bucket_are_refused() ->
         lowered(chain, *args, axes, plan=one)
     fix = "separate buckets for them"
     said = (
-        "params[3] shares a bucket with params[3], on which it depends\n  needed: buckets of "
-        "independent reductions"
+        "params[3] shares a bucket with params[3], but depends on its result\n  needed: "
+        "buckets of independent reductions"
     )
     assert str(error.value) == f"shard(bucketed_grad(chain)), plan: {said}\n  try: {fix}"
     assert (error.value.arg_path, error.value.fix) == ("params[3]", fix)

@@ -47,7 +47,7 @@ def test_an_object_whose_state_is_no_dict_is_refused_before_anything_is_written(
     saved.state_dict = lambda: state  # type: ignore[method-assign]
     with pytest.raises(sf.CheckpointError) as error:
         sf.save(tmp_path, {"c": saved})
-    assert f"the state_dict of c is {state!r}, and not a dict" in str(error.value)
+    assert f"the state_dict of c must be a dict; got {state!r}" in str(error.value)
     assert not os.listdir(tmp_path)
 
 
@@ -104,11 +104,9 @@ def test_leaves_that_cannot_be_saved_are_named_at_once(tmp_path: Path) -> None:
         with pytest.raises(sf.CheckpointError) as error:
             sf.save(tmp_path, tree)
     assert str(error.value) == (
-        "save: a is a object\n"
-        "  b is placed as P(sum)\n"
-        "  c is a set\n"
-        "  needed: tensors, sharded, replicated or on a stage, numbers, text, None, or objects "
-        "with state_dict and load_state_dict"
+        "save: a is a object\n  b is placed as P(sum)\n  c is a set\n  needed: tensors "
+        "(sharded, replicated or on a pipeline stage), numbers, text, None, or objects with "
+        "state_dict and load_state_dict"
     )
     assert not os.listdir(tmp_path)
 

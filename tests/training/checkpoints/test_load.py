@@ -27,12 +27,11 @@ def _refused(path: Any, like: Any = TREE, *args: Any, **options: Any) -> str:
 def test_all_mismatches_are_listed_at_once(folder: str) -> None:
     like = {"w": torch.zeros(3, 2), "epoch": torch.ones(1), "new": 1}
     assert _refused(folder, like) == (
-        f"load: {folder} holds another tree\n"
-        "  new: in the tree, not in the checkpoint\n"
-        "  b: in the checkpoint, not in the tree\n"
-        "  w: torch.float32 (2, 3) in the checkpoint, torch.float32 (3, 2) in the tree\n"
-        "  epoch: a constant in the checkpoint, a tensor in the tree\n"
-        "  try: the tree that was saved; strict=False leaves out what it does not have"
+        f"load: {folder} holds another tree\n  new: in the given tree, but not in the "
+        "checkpoint\n  b: in the checkpoint, but not in the given tree\n  w: torch.float32 "
+        "(2, 3) in the checkpoint, torch.float32 (3, 2) in the tree\n  epoch: a constant in "
+        "the checkpoint, a tensor in the tree\n  try: pass the tree that was saved; "
+        "strict=False ignores entries that the tree does not have"
     )
 
 
@@ -53,7 +52,7 @@ def test_a_part_of_a_checkpoint(folder: str) -> None:
 
 
 def test_there_is_no_checkpoint(tmp_path: Path) -> None:
-    fix = "\n  try: the folder that sf.save wrote to"
+    fix = "\n  try: give the folder that sf.save wrote to"
     assert _refused(tmp_path) == f"load: {tmp_path} holds no checkpoint{fix}"
     assert _refused(tmp_path / "none").startswith("load: ")
     sf.save(tmp_path, TREE, step=5)

@@ -61,13 +61,11 @@ def _refused(path: Path, like: Any) -> str:
 def test_what_does_not_match_is_listed(tmp_path: Path) -> None:
     sf.save_safetensors(tmp_path, {"a": torch.ones(2), "b": torch.ones(3)})
     assert _refused(tmp_path, {"a": torch.ones(3), "c": torch.ones(1), "d": 1}) == (
-        f"load_safetensors: {tmp_path} holds other tensors\n"
-        "  d: a int in the tree, in place of a tensor\n"
-        "  c: in the tree, not in the files\n"
-        "  d: in the tree, not in the files\n"
-        "  b: in the files, not in the tree\n"
-        "  a: (2,) in the files, (3,) in the tree\n"
-        "  try: a tree with the names of the files; strict=False leaves out the rest"
+        f"load_safetensors: {tmp_path} holds other tensors\n  d: the tree has a int in place "
+        "of a tensor\n  c: in the given tree, but not in the files\n  d: in the given tree, "
+        "but not in the files\n  b: in the files, but not in the given tree\n  a: (2,) in the "
+        "files, (3,) in the tree\n  try: pass a tree with the names in the files; "
+        "strict=False ignores other names in the files"
     )
     loaded = sf.load_safetensors(tmp_path, {"a": torch.zeros(2)}, strict=False)
     assert torch.equal(loaded["a"], torch.ones(2))

@@ -202,9 +202,8 @@ def test_a_full_disk_is_said_and_the_step_before_is_whole(
         made = sf.save(tmp_path, {"x": torch.zeros(2)}, step=1, background=background)
         made.wait()
     assert str(error.value) == (
-        f"save: {tmp_path} cannot be written\n"
-        "  [Errno 28] No space left on device\n"
-        "  try: free space, or another folder; the steps before this one are unchanged"
+        f"save: {tmp_path} cannot be written\n  [Errno 28] No space left on device\n  try: "
+        "free disk space, or use another folder; earlier checkpoints are unchanged"
     )
     assert torch.equal(sf.load(tmp_path, {"x": torch.zeros(2)})["x"], torch.ones(2))
     assert os.listdir(tmp_path) == ["step-00000000"]

@@ -25,7 +25,7 @@ def test_placements_that_do_not_fit(folder: str) -> None:
         mesh = sf.make_mesh((2,), ("dp",))
         with pytest.raises(sf.PlacementError, match=r"load: b: "):
             sf.load(folder, TREE, mesh, P(None, "dp"))
-        with pytest.raises(sf.TreeError, match="does not match the tree"):
+        with pytest.raises(sf.TreeError, match="do not match the given tree"):
             sf.load(folder, TREE, mesh, {"w": P()})
         with pytest.raises(sf.PlacementError, match="and no mesh"):
             sf.load(folder, TREE, None, P())

@@ -52,9 +52,9 @@ def _failing(error: Exception) -> Any:
 def test_an_error_of_one_rank_is_told_to_all_as_text(tmp_path: Path) -> None:
     first, second = run_ranks(2, _one_rank_fails, str(tmp_path))
     full = (
-        f"CheckpointError save: {tmp_path} cannot be written\n"
-        "  [Errno 28] No space left on device\n"
-        "  try: free space, or another folder; the steps before this one are unchanged"
+        f"CheckpointError save: {tmp_path} cannot be written\n  [Errno 28] No space left on "
+        "device\n  try: free disk space, or use another folder; earlier checkpoints are "
+        "unchanged"
     )
     gone = f"load: {tmp_path}/step-00000000/__1_0.distcp cannot be read"
     told = (

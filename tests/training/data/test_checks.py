@@ -66,10 +66,10 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         [],
         P(None, "dp"),
         {"rows": True},
-        "loader, rows=True: data is [], a list, which has no indices of rows\n"
-        "  placements is P(None, 'dp'), which shards no common dim 0\n"
-        "  needed: a DataLoader with batches over a dataset with indices, and placements that "
-        "shard dim 0 alike\n  try: rows=None",
+        "loader, rows=True: data is [], a list, which has no row indices\n  placements is "
+        "P(None, 'dp'), which does not shard dim 0 of every tensor in the same way\n  needed: "
+        "a DataLoader with a batch size over an indexed dataset, and placements that shard "
+        "dim 0 of every tensor in the same way\n  try: rows=None",
     ),
 }
 
@@ -84,7 +84,7 @@ def test_what_is_refused(case: str) -> None:
     assert without_line(error.value) == text
 
 
-NEEDED = "\n  needed: a state of sf.loader over the same data"
+NEEDED = "\n  needed: a state of an sf.loader over the same data"
 GOOD = {"epoch": 0, "batch": 1, "sample": 0, "seed": 0, "generators": []}
 STATES: dict[str, tuple[Any, str]] = {
     "no state": (3, "loader.load_state_dict: it is 3, a int" + NEEDED),
@@ -95,11 +95,15 @@ STATES: dict[str, tuple[Any, str]] = {
     ),
     "of other data": (
         {**GOOD, "generators": [1]},
-        "loader.load_state_dict: it is of 1 generators, and the data have 0" + NEEDED,
+        "loader.load_state_dict: the state has 1 generators, but the data have 0" + NEEDED,
     ),
     "of data with a state": (
         {**GOOD, "data": {}},
-        "loader.load_state_dict: it has a state of the data, and these data take none" + NEEDED,
+        (
+            "loader.load_state_dict: the state includes a state of the data, but these data "
+            "accept none"
+        )
+        + NEEDED,
     ),
 }
 

@@ -202,14 +202,16 @@ def test_ranks_that_read_other_batches_are_named() -> None:
     (first, shapes), (second, _) = run_ranks(2, _unequal)
     assert shapes == [(4, 4)]
     fix = (
-        "\n  needed: the same global batch on every rank\n  try: the same seed on every rank; "
-        "no DistributedSampler; a collate_fn that pads to one length"
+        "\n  needed: the same global batch on every rank\n  try: use the same seed on every "
+        "rank, no DistributedSampler, and a collate_fn that pads to one length"
     )
     wanted = {
-        "fewer": "loader, batch 2: it exists on rank 0, and not on rank 1\n"
-        "  needed: as many batches on every rank\n"
-        "  try: a loader of global batches, which are the same on every rank",
-        "other values": "loader, batch 1: ranks 0 and 1 read other values: batch float32[2]" + fix,
+        "fewer": "loader, batch 2: the batch exists on rank 0, but not on rank 1\n  needed: the \
+same "
+        "number of batches on every rank\n  try: use a loader of global batches, which are "
+        "the same on every rank",
+        "other values": "loader, batch 1: ranks 0 and 1 read different values: batch float32[2]"
+        + fix,
         "other shapes": "loader, batch 0: rank 0: batch float32[2]\n"
         "  rank 1: batch float32[3]" + fix,
         "failing": "loader, batch 1: rank 1: OSError: the disk is gone\n"

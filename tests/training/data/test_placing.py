@@ -69,21 +69,20 @@ WRONG: dict[str, tuple[Batch, Any, str]] = {
     "dims": (
         Batch({"x": torch.ones(())}, 0),
         P("dp"),
-        "loader: batch['x']: P('dp') names dim 0 of a tensor with 0 dims, shape ()\n"
-        "  try: placements that fit each tensor",
+        "loader: batch['x']: P('dp') names dim 0 of a tensor with 0 dims, shape ()\n  try: "
+        "give placements that fit each tensor",
     ),
     "a tree": (
         Batch({"x": torch.ones(2)}, 0),
         {"y": P("dp")},
-        "loader: placements does not match a batch",
+        "loader: the placements do not match a batch",
     ),
     "rows": (
         Batch({"x": torch.ones(5), "y": ["a"]}, 0, rows=7, mine=3),
         P("dp"),
-        "loader: batch['x']: float32[5] for 3 rows of the dataset\n"
-        "  batch['y'][0]: 'a' is not a tensor, and has no rows\n"
-        "  try: placements that fit each tensor; rows=False, with which each rank reads the "
-        "global batch",
+        "collate_fn returned loader: batch['x']: float32[5] for 3 rows of the dataset\n  "
+        "batch['y'][0]: 'a' is not a tensor, so it has no rows\n  try: give placements that "
+        "fit each tensor; or rows=False, with which each rank reads the global batch",
     ),
 }
 
@@ -98,7 +97,7 @@ def test_what_does_not_fit(case: str, mesh: Any) -> None:
 
 def test_a_dtensor_is_refused(mesh: Any) -> None:
     x = sf.distribute(torch.ones(2), mesh, P("dp"))
-    with pytest.raises(sf.PlacementError, match="a DTensor, which has placements"):
+    with pytest.raises(sf.PlacementError, match="a DTensor, which already has placements"):
         placing.placed(Batch(x, 0), mesh, P("dp"))
 
 

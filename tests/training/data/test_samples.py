@@ -40,17 +40,20 @@ def test_a_run_on_other_data_is_refused() -> None:
     samples.check_resumed(2, 2, 5, 5)
     rest = (
         "\n  needed: the same data, batch size and order\n  try: use a sampler that draws "
-        "from torch's generators, and the state_dict() of these data"
+        "from torch's generators, and a state_dict() of the same data"
     )
     with pytest.raises(sf.CheckpointError) as error:
         samples.check_resumed(2, 2, 5, 6)
     assert without_line(error.value) == (
-        "loader, after load_state_dict: the first 2 batches are not those that the saved run has "
-        "read" + rest
+        (
+            "loader, after load_state_dict: the first 2 batches differ from those that the saved "
+            "run read"
+        )
+        + rest
     )
     with pytest.raises(sf.CheckpointError) as error:
         samples.check_resumed(1, 2, 5, 5)
     assert without_line(error.value) == (
-        "loader, after load_state_dict: the data have 1 batches, and the saved run has read 2"
+        "loader, after load_state_dict: the data have 1 batches, but the saved run has read 2"
         + rest
     )

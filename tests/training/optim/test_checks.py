@@ -103,12 +103,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "LBFGS": (
         lambda: sf.optim(O.LBFGS),
         sf.CaptureError,
-        ("optim(LBFGS): it evaluates the loss again", "sf.value_and_grad in a loop"),
+        ("optim(LBFGS): it evaluates the loss again", "use sf.value_and_grad in your own loop"),
     ),
     "SparseAdam": (
         lambda: sf.optim(O.SparseAdam),
         sf.CaptureError,
-        ("optim(SparseAdam): it takes sparse gradients", "torch.optim.Adam"),
+        ("optim(SparseAdam): the optimizer takes sparse gradients", "torch.optim.Adam"),
     ),
     "a closure": (
         lambda: sf.optim(WithClosure),
@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "parameters elsewhere": (
         lambda: sf.optim(Keeps).init(PARAMS),
         sf.CaptureError,
-        ("the optimizer keeps its parameters in self.own, self.inner", "self.param_groups"),
+        ("the optimizer stores parameters in self.own, self.inner", "self.param_groups"),
     ),
     "a list": (
         lambda: sf.optim(KeepsALst).init(PARAMS),
@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "an option of a group": (
         lambda: sf.optim(O.Adam, groups={"*": {"wd": 1}}),
         sf.TreeError,
-        ("groups['*'] has wd", "options of a group: lr, betas"),
+        ("groups['*'] has wd", "an option of a parameter group: lr, betas"),
     ),
     "a pattern": (
         lambda: sf.optim(O.Adam, groups={"*.x": {"lr": 1.0}}).init(PARAMS),
@@ -173,7 +173,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "an option": (
         lambda: updated(rate=1),
         sf.TreeError,
-        ("optim(AdamW).update: there are no options rate", "some of lr, betas"),
+        ("optim(AdamW).update: the optimizer has no options rate", "some of lr, betas"),
     ),
     "another tree": (
         lambda: updated(grads={"in": GRADS["in"]}),
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "another shape": (
         lambda: updated(grads=OTHER),
         sf.TreeError,
-        ("the gradient of 'out.0' is float32[2], not float64[2, 3, 2]",),
+        ("the gradient of 'out.0' is float32[2], but its parameter is float64[2, 3, 2]",),
     ),
     "two parameters of one path": (
         lambda: updated({"a.b": PARAMS["out"][1], "a": {"b": PARAMS["out"][1]}}, None),
@@ -252,8 +252,8 @@ def test_gradients_of_two_meshes_are_refused_by_name() -> None:
         step = lambda p, g, s: opt.update(p, g, s)
         for call, text in (
             (step, "optim(AdamW).update, argument grads: the gradient of 'w' is a DTensor on"),
-            (sf.jit(step), "argument g['w']: it lives on another mesh, (tp=2)"),
-            (sf.shard(step, mesh), "argument g['w']: it lives on another mesh, (tp=2)"),
+            (sf.jit(step), "argument g['w']: the DTensor is on another mesh, (tp=2)"),
+            (sf.shard(step, mesh), "argument g['w']: the DTensor is on another mesh, (tp=2)"),
         ):
             with pytest.raises(sf.PlacementError) as caught:
                 call(params, {"w": b}, state)

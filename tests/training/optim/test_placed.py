@@ -137,7 +137,7 @@ def test_the_first_state_of_dtensors_whose_step_torch_cannot_run(cls: Any) -> No
         with pytest.raises(sf.CaptureError) as error:
             opt.update(given, given, state)
     lines = str(error.value).splitlines()
-    step = "torch's own step fails on DTensors"
+    step = "torch's step() fails on DTensors"
     # An op without a rule, or, in torch 2.15 of Adafactor, the value of a DTensor.
     reasons = tuple(f"optim({cls.__name__}).update: {step}: {x}" for x in ("aten.", "float(x)"))
     assert lines[0].startswith(reasons)

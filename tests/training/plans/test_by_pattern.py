@@ -91,13 +91,11 @@ def refused(
 def test_all_patterns_and_parameters_without_counterpart_are_listed_with_near_names() -> None:
     text = refused({"layers.*.up.wieght": P("tp"), "layers.*.up.bias": P()})
     assert text == (
-        "placements, plan: 'layers.*.up.wieght' matches nothing; near it: "
-        "layers.*.up.weight, layers.*.up.bias\n"
-        "  nothing matches embed.weight; near it: 'layers.*.up.wieght', 'layers.*.up.bias'\n"
-        "  nothing matches layers.*.up.weight; near it: 'layers.*.up.wieght', "
-        "'layers.*.up.bias'\n"
-        "  try: patterns that match the names, in the order in which they count, or "
-        "default=P()"
+        "placements, plan: 'layers.*.up.wieght' matches nothing; near it: layers.*.up.weight, "
+        "layers.*.up.bias\n  nothing matches embed.weight; near it: 'layers.*.up.wieght', "
+        "'layers.*.up.bias'\n  nothing matches layers.*.up.weight; near it: "
+        "'layers.*.up.wieght', 'layers.*.up.bias'\n  try: use patterns that match the names "
+        "(the first match counts), or default=P()"
     )
 
 
@@ -115,8 +113,8 @@ def test_a_star_that_is_meant_to_match_more_is_told_how() -> None:
 def test_a_pattern_that_never_counts_is_named_with_the_one_before_it() -> None:
     text = refused({"layers.**": P("tp"), "**.up.bias": P(), "**": P()})
     assert text.startswith(
-        "placements, plan: '**.up.bias' never counts: 'layers.**' stands before it and "
-        "matches all that it does; layers.0.up.bias is P('tp') there, P() here"
+        "placements, plan: '**.up.bias' has no effect: 'layers.**' comes first and matches "
+        "the same parameters; layers.0.up.bias is P('tp') there, but P() here"
     )
 
 
@@ -179,7 +177,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "module": (lambda: sf.placements(PARAMS, {}, module=3), "placements, module: a int"),
     "default": (
         lambda: sf.placements(PARAMS, {}, default={"embed.weight": P()}),
-        "placements, default: it does not match the parameters",
+        "placements, default: the default does not match the parameters",
     ),
     "axis": (
         lambda: sf.placements(PARAMS, {"layers.*.up": "colwise"}, axis=3),

@@ -90,10 +90,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"base": P("dp", "tp", None)},
         "fsdp, base: w: P('dp', 'tp', None) names dim 2",
     ),
-    "a base of other names": ({"base": {"v": P()}}, "fsdp, base: it does not match the parameters"),
+    "a base of other names": (
+        {"base": {"v": P()}},
+        "fsdp, base: the default does not match the parameters",
+    ),
     "a Partial base": (
         {"base": [Partial(), Replicate()]},
-        "w: [Partial(sum), Replicate()] is Partial, and a parameter is a global value",
+        "w: [Partial(sum), Replicate()] is Partial, but a parameter is a global value",
     ),
     "bytes": ({"min_bytes": "many"}, "fsdp, min_bytes: 'many' is not a number of"),
     "negative bytes": ({"min_bytes": -1}, "fsdp, min_bytes: -1 is not positive"),

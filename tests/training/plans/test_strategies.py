@@ -294,16 +294,16 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "tensor parallelism without a plan": (
         ("tensor",),
         {},
-        "strategy('tensor'), base: base shards no parameter over 'tp'\n"
-        "  needed: placements such as those of a model's tp_plan\n"
-        "  try: base=sf.placements(params, model.tp_plan, axis='tp')",
+        "strategy('tensor'), base: base shards no parameter over 'tp'\n  needed: placements "
+        "such as those from a model's tp_plan\n  try: base=sf.placements(params, "
+        "model.tp_plan, axis='tp')",
     ),
     "expert parallelism without a plan": (
         ("expert",),
         {"axis": "tp"},
-        "strategy('expert'), base: base shards no parameter over 'tp'\n"
-        "  needed: placements such as those of a model's ep_plan\n"
-        "  try: base=sf.placements(params, model.ep_plan, axis='tp')",
+        "strategy('expert'), base: base shards no parameter over 'tp'\n  needed: placements "
+        "such as those from a model's ep_plan\n  try: base=sf.placements(params, "
+        "model.ep_plan, axis='tp')",
     ),
     "rows of another strategy": (
         ("ddp",),
@@ -315,16 +315,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "attention of another strategy": (
         ("ddp",),
         {"attention": {"dp": "ring"}},
-        "strategy('ddp'), attention: it is {'dp': 'ring'}\n"
-        "  needed: a method of sharded attention for the axis of \"context\", 'cp'\n"
-        "  try: attention={'cp': 'ring'}",
+        "strategy('ddp'), attention: it is {'dp': 'ring'}\n  needed: a dict with a method of "
+        "sharded attention for the \"context\" axis 'cp'\n  try: attention={'cp': 'ring'}",
     ),
     "attention over another axis": (
         ("context",),
         {"axis": "tp", "attention": {"dp": "ring"}},
-        "strategy('context'), attention: it is {'dp': 'ring'}\n"
-        "  needed: a method of sharded attention for the axis of \"context\", 'tp'\n"
-        "  try: attention={'tp': 'ring'}",
+        "strategy('context'), attention: it is {'dp': 'ring'}\n  needed: a dict with a method "
+        "of sharded attention for the \"context\" axis 'tp'\n  try: attention={'tp': 'ring'}",
     ),
     "an unknown way of attention": (
         ("context",),
@@ -337,12 +335,12 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         ("zero1",),
         {"base": {"w": P("dp", None, None)}},
         "strategy('zero1'), base: w: P('dp', None, None) names dim 2 of a tensor with 2 dims, "
-        "shape (4, 4)\n  try: placements that fit each parameter",
+        "shape (4, 4)\n  try: give placements that fit each parameter",
     ),
     "no number of bytes": (
         ("zero1",),
         {"min_bytes": "x"},
-        "strategy('zero1'), min_bytes: 'x' is not a number of bytes\n  try: a number of "
+        "strategy('zero1'), min_bytes: 'x' is not a number of bytes\n  try: give a number of "
         "bytes, or text such as '100KB'",
     ),
 }

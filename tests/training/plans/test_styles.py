@@ -169,23 +169,24 @@ UNREADABLE: dict[str, tuple[Any, nn.Module | None, str]] = {
     "which layer it is": (
         {"down": RowwiseParallel()},
         None,
-        "down.weight: RowwiseParallel shards a Linear and an Embedding differently, and only "
-        "the module tells which this is; pass module=model",
+        "down.weight: RowwiseParallel shards a Linear and an Embedding differently; pass "
+        "module=model to tell them apart",
     ),
     "a layer that torch refuses": (
         {"norm": ColwiseParallel()},
         Net(),
-        "norm.weight: ColwiseParallel has no reading for a LayerNorm; write a P for it",
+        "norm.weight: ColwiseParallel is not supported for a LayerNorm; give a P in place of "
+        "the style",
     ),
     "a name": (
         {"up": "columnwise"},
         None,
-        "'up': the style 'columnwise' has no reading as placements of parameters; near it: colwise",
+        "'up': the style 'columnwise' places no parameters; a similar style is colwise",
     ),
     "a class of a user": (
         {"up": type("Mine", (ColwiseParallel,), {})()},
         None,
-        "'up': the style Mine has no reading as placements of parameters",
+        "'up': the style Mine places no parameters",
     ),
 }
 
@@ -244,7 +245,7 @@ def test_a_plan_of_the_base_model_is_read_below_it() -> None:
     full = {f"model.{name}": style for name, style in plan.items()}
     assert below == sf.placements(params, full, axis="tp")
     assert below["model.layers.1.mlp.down_proj.weight"] == P(None, "tp")
-    assert str(below).endswith("the plan is that of model")
+    assert str(below).endswith("the plan applies to model")
 
 
 def test_a_plan_of_two_base_models_is_refused_and_one_of_none() -> None:

@@ -22,58 +22,56 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "other numbers of rows": (
         lambda: sf.scan(lambda c, x: (c, x["a"]), W, {"a": Q, "b": W}),
         sf.TreeError,
-        "scan(<lambda>): xs['a'] has 5 rows\n  xs['b'] has 3 rows\n  needed: one number of steps\n"
-        "  try: xs whose leaves have one first dim, or length",
+        "scan(<lambda>): xs['a'] has 5 rows\n  xs['b'] has 3 rows\n  needed: one number of "
+        "steps\n  try: give xs whose leaves have the same size of dim 0, or length=",
     ),
     "a scalar has no rows": (
         lambda: sf.scan(lambda c, x: (c, x), W, torch.tensor(1.0)),
         sf.TreeError,
-        "scan(<lambda>): xs has no rows: it is a scalar\n  needed: one number of steps\n"
-        "  try: xs whose leaves have one first dim, or length",
+        "scan(<lambda>): xs has no rows, because it is a scalar\n  needed: one number of "
+        "steps\n  try: give xs whose leaves have the same size of dim 0, or length=",
     ),
     "no rows and no length": (
         lambda: sf.scan(lambda c, x: (c, None), W),
         sf.TreeError,
-        "scan(<lambda>): it has no xs, and length is not given\n  needed: one number of steps\n"
-        "  try: xs whose leaves have one first dim, or length",
+        "scan(<lambda>): neither xs nor length is given\n  needed: one number of steps\n  "
+        "try: give xs whose leaves have the same size of dim 0, or length=",
     ),
     "another length": (
         lambda: sf.scan(lambda c, x: (c, None), W, Q, length=4),
         sf.TreeError,
-        "scan(<lambda>): xs has 5 rows\n  length is 4\n  needed: one number of steps\n"
-        "  try: xs whose leaves have one first dim, or length",
+        "scan(<lambda>): xs has 5 rows\n  length is 4\n  needed: one number of steps\n  try: "
+        "give xs whose leaves have the same size of dim 0, or length=",
     ),
     "a carry that is no tensor": (
         lambda: sf.scan(lambda c, x: (c, None), (W, 0), Q),
         sf.TreeError,
-        "scan(<lambda>): init[1] is a int, and not a tensor\n  needed: a carry of tensors\n"
-        "  try: torch.tensor(x) for a value that changes from step to step; the function "
+        "scan(<lambda>): init[1] is a int, and not a tensor\n  needed: a carry of tensors\n  "
+        "try: use torch.tensor(x) for a value that changes from step to step; the function "
         "may close over constants",
     ),
     "a carry that changes its tree": (
         lambda: sf.scan(lambda c, x: ((c[0],), None), (W, W), Q),
         sf.TreeError,
-        "scan(<lambda>): carry: the carries that leave lack [1]\n  needed: the same tree\n"
-        "  try: return a carry of the same tree as the one that enters",
+        "scan(<lambda>): carry: the carries that leave lack [1]\n  needed: the same tree\n  "
+        "try: return a carry with the same tree as the carry that the function gets",
     ),
     "a carry that changes its type": (
         lambda: sf.scan(lambda c, x: ((c[0].float(), c[1][:2]), None), (W, Q), Q),
         sf.TreeError,
-        "scan(<lambda>): carry[0] enters as (3, 3) torch.float64 and leaves as (3, 3) "
-        "torch.float32\n"
-        "  carry[1] enters as (5, 3) torch.float64 and leaves as (2, 3) torch.float64\n"
-        "  needed: a carry of the same shapes and dtypes in every step\n"
-        "  try: cast or reshape the carry before it is returned, or start with what the "
-        "function returns",
+        "scan(<lambda>): carry[0] enters a step as (3, 3) torch.float64, but leaves it as (3, "
+        "3) torch.float32\n  carry[1] enters a step as (5, 3) torch.float64, but leaves it as "
+        "(2, 3) torch.float64\n  needed: a carry of the same shapes and dtypes in every "
+        "step\n  try: cast or reshape the carry before returning it, or start with a carry "
+        "like the returned one",
     ),
     "branches that differ": (
         lambda: sf.cond(torch.tensor(True), lambda x: (x, x), lambda x: (x[0], x.float()), W),
         sf.TreeError,
-        "cond(<lambda>, <lambda>): result[0]: true_fn returns (3, 3) torch.float64, "
-        "false_fn (3,) torch.float64\n"
-        "  result[1]: true_fn returns (3, 3) torch.float64, false_fn (3, 3) torch.float32\n"
-        "  needed: branches with the same results\n  try: cast, or expand, the result of "
-        "one branch; torch.tensor(x) for a number",
+        "cond(<lambda>, <lambda>): result[0]: true_fn returns (3, 3) torch.float64, false_fn "
+        "(3,) torch.float64\n  result[1]: true_fn returns (3, 3) torch.float64, false_fn (3, "
+        "3) torch.float32\n  needed: branches with the same results\n  try: cast or expand "
+        "the result of one branch; use torch.tensor(x) for a number",
     ),
     "branches of other trees": (
         lambda: sf.cond(torch.tensor(True), lambda x: {"a": x}, lambda x: [x], W),
@@ -85,8 +83,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "several truths": (
         lambda: sf.cond(Q > 0, torch.sin, torch.cos, Q),
         sf.TreeError,
-        "cond(sin, cos), pred: (5, 3) torch.bool\n  needed: a bool, or a tensor with one element\n"
-        "  try: torch.where(pred, a, b), which chooses element by element, or vmap",
+        "cond(sin, cos), pred: (5, 3) torch.bool\n  needed: a bool, or a tensor with one "
+        "element\n  try: use torch.where(pred, a, b), which chooses element by element, or "
+        "sf.vmap",
     ),
     "a carry that is written to": (
         lambda: sf.scan(lambda c, x: (c.add_(x), None), Q[0].clone(), Q),
@@ -111,10 +110,13 @@ def test_what_is_refused_is_said(name: str) -> None:
 
 CHECKS = [
     (lambda: checks.rows_of("f", ("xs",), (((5, 2), F64),), -1), "f, length: length is -1"),
-    (lambda: checks.rows_of("f", ("xs",), ("float",), None), "xs has no rows: it is not a tensor"),
+    (
+        lambda: checks.rows_of("f", ("xs",), ("float",), None),
+        "xs has no rows, because it is not a tensor",
+    ),
     (
         lambda: checks.check_carry("f", ("c",), ("NoneType",), True),
-        "its carry holds no tensor, so it would never end",
+        "the carry of the loop holds no tensor, so the loop would never end",
     ),
     (lambda: checks.check_step("f", False, "list"), "the function returns a list"),
     (

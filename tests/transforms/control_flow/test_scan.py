@@ -385,13 +385,12 @@ def test_a_carry_that_is_constrained_otherwise_than_it_enters_is_refused_with_th
     with pytest.raises(sf.PlacementError) as error:
         lowered(fn, (P("dp"),), torch.ones(4, 4))
     assert str(error.value).splitlines()[0] == (
-        "shard(fn), scan: carry 0 enters placed Shard(dim=0) on dp and leaves placed "
-        "Shard(dim=1) on dp"
+        "shard(fn), scan: carry 0 enters a step placed Shard(dim=0) on dp and leaves it "
+        "placed Shard(dim=1) on dp"
     )
     assert "needed: one placement for every step" in str(error.value)
-    assert (
-        "try: constrain the initial carry to the placement with which the function returns it"
-        in str(error.value)
+    assert "try: constrain the initial carry to the placement of the returned carry" in str(
+        error.value
     )
 
 

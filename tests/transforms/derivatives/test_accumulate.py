@@ -173,7 +173,10 @@ def test_an_unreduced_gradient_that_is_used_as_it_is_is_refused_with_the_line(
         )
     said = str(error.value)
     assert said.startswith("shard(<lambda>), argument g[0]['")
-    assert "it is an unreduced gradient (Partial sum over dp), and sub needs its value" in said
+    assert (
+        "the value is an unreduced gradient (Partial sum over dp), but sub needs the reduced value"
+        in said
+    )
     assert f"  at: {__file__}:" in said and "sf.constrain(x, P())" in said
 
 
@@ -188,9 +191,10 @@ def test_a_gradient_that_is_reduced_cannot_be_called_unreduced(problem: Any, mes
     )
     with pytest.raises(sf.PlacementError) as error:
         twice(params, batch)
-    assert "it is reduced already, or was never Partial, and cannot stay sum over dp" in str(
-        error.value
-    )
+    assert (
+        "the value is already reduced, or was never Partial, so its placement cannot stay sum "
+        "over dp"
+    ) in str(error.value)
     reduced = sf.shard(sf.grad(loss_fn), mesh, (P(), P("dp")), backend="aten")(params, batch)
     with pytest.raises(
         sf.PlacementError,
@@ -219,8 +223,8 @@ def test_a_batch_that_cannot_be_cut_evenly_is_refused(problem: Any) -> None:
         "  args[1]['x'] has 24 rows",
         "  args[1]['y'] has 24 rows",
         (
-            "  try: a batch whose first dim is a multiple of microbatches; batch_argnums for "
-            "the arguments that are batches"
+            "  try: pass a batch whose dim 0 is a multiple of microbatches; set batch_argnums "
+"to the arguments that are batches"
             ),
     ])  # fmt: skip
 

@@ -138,7 +138,7 @@ def test_parameters_that_are_not_floating_are_all_named() -> None:
             "  params['m'] is torch.bool",
             "  params['k'] is of type int",
             "  needed: floating tensors",
-            "  try: argnums of arguments that hold floating tensors only",
+            "  try: set argnums to arguments that hold only floating-point tensors",
         ])  # fmt: skip
         assert error.arg_path == "params['a']"
 
@@ -150,7 +150,7 @@ def test_a_reduce_dtype_that_is_not_floating() -> None:
         )
         assert text == (
             f"bucketed_grad(loss), reduce_dtype: {dtype!r} is not a floating dtype\n  try: "
-            "a floating dtype such as torch.float32"
+            "give a floating-point dtype such as torch.float32"
         )
 
 
@@ -175,7 +175,7 @@ def test_unused_parameters_have_a_zero_gradient_and_are_listed() -> None:
 
 
 def test_s9_3_an_ignore_that_matches_nothing() -> None:
-    fix = "a predicate of paths such as those, or a tree of bools with a True in it"
+    fix = "give a predicate of paths such as those above, or a tree of bools with at least one True"
     said = "it matches no leaf\n  the leaves are params['a'], params['b'], params['c'], params['d']"
     for ignore in (lambda path: "w" in path, False, dict.fromkeys("abcd", False)):
         error, text = refusal(
@@ -187,13 +187,16 @@ def test_s9_3_an_ignore_that_matches_nothing() -> None:
 
 def test_s9_3_an_ignore_that_does_not_fit_says_where() -> None:
     fix = (
-        "a prefix tree of bools, as the differentiated argument is built, or a predicate of "
-        "the leaf's path"
+        "give a prefix tree of bools over the differentiated argument, or a predicate of the "
+        "leaf's path"
     )
     cases = {
         "typo": (
             {"a": True, "e": True},
-            ["no leaf is at params['e']", *(f"there is no bool for params[{k!r}]" for k in "bcd")],
+            [
+                "no leaf is at params['e']",
+                *(f"the tree has no bool for params[{k!r}]" for k in "bcd"),
+            ],
         ),
         "no bool": ({**dict.fromkeys("abcd", False), "b": "yes"}, ["params['b'] is 'yes'"]),
         "a name": ("a", ["params is 'a'"]),
@@ -202,7 +205,7 @@ def test_s9_3_an_ignore_that_does_not_fit_says_where() -> None:
         _, text = refusal(sf.TreeError, lambda ignore=ignore: bucketed(ignore=ignore)(PARAMS, X))
         assert text == "\n".join(
             [
-                "bucketed_grad(loss), ignore: it does not fit the leaves",
+                "bucketed_grad(loss), ignore: ignore does not fit the leaves",
                 *(f"  {s}" for s in lines),
                 f"  try: {fix}",
             ]
@@ -241,11 +244,12 @@ SAID = {
     "other sizes": [
         (
             "shard(bucketed_grad(loss)), plan: params['d'] sends 160 bytes of torch.float64, "
-            "in the plan 128 of torch.float64"
+            "but the plan has 128 bytes of torch.float64"
         )
     ],
     "another dtype": [
-        "plan: params['d'] sends 64 bytes of torch.float32, in the plan 128 of torch.float64"
+        "plan: params['d'] sends 64 bytes of torch.float32, but the plan has 128 bytes of "
+        "torch.float64"
     ],
     "another axis": [
         "plan: params['d'] has an all_reduce over tp in the ",
@@ -253,19 +257,20 @@ SAID = {
     ],
     "another placement": [
         (
-            "plan: params['a'] has an all_gather over dp in the forward, and the plan has no "
+            "plan: params['a'] has an all_gather over dp in the forward, but the plan has no "
             "bucket for it"
         )
     ],
     "no mesh": [
-        "plan: it has collectives that this program does not have",
+        "plan: the plan has collectives that this program does not have",
         "the plan has params['a'] in an all_reduce over dp in the ",
     ],
     "another dtype to send": [
-        "plan: params['d'] sends 64 bytes of torch.float32, in the plan 128 of torch.float64"
+        "plan: params['d'] sends 64 bytes of torch.float32, but the plan has 128 bytes of "
+        "torch.float64"
     ],
     "an ignored leaf": [
-        "it has collectives that this program does not have",
+        "the plan has collectives that this program does not have",
         "the plan has params['b'] in an all_reduce over dp in the ",
     ],
 }
@@ -278,7 +283,7 @@ def test_a_plan_of_another_program_is_refused(case: str) -> None:
     for words in SAID[case]:
         assert words in text, text
     fixes = (
-        "a plan of this very program: fn.lower(...).plan",
+        "use the plan of the same program: fn.lower(...).plan",
         "use the plan of the same function: fn.lower(...).plan",
     )
     assert text.splitlines()[-1].removeprefix("  try: ") in fixes and error.fix in fixes
@@ -443,8 +448,10 @@ def test_unreduced_gradients_add_up_and_are_reduced_where_it_is_said() -> None:
 
 def test_an_unreduced_gradient_whose_value_is_needed_is_refused() -> None:
     _, grads = unreduced()(PARAMS, X)
-    fix = "reduce it first: sf.constrain(x, P()), or with its final placement"
-    said = "it is an unreduced gradient (Partial sum over dp), and {} needs its value"
+    fix = "reduce the gradient x first: sf.constrain(x, P()), or constrain x to its final placement"
+    said = (
+        "the value is an unreduced gradient (Partial sum over dp), but {} needs the reduced value"
+    )
     uses = {
         "sub": lambda g: PARAMS["b"] - g["b"],
         "tanh": lambda g: torch.tanh(g["b"]),
@@ -481,13 +488,19 @@ def test_that_does_not_depend_on_what_was_called_before() -> None:
 
 
 def test_asking_for_a_reduced_value_unreduced_is_refused() -> None:
-    fix = "return the gradient itself, as grad gives it, or drop Partial from out_placements"
+    fix = (
+        "return the gradient unchanged, as sf.grad returns it, or remove Partial from "
+        "out_placements"
+    )
     step = lambda p, x: sf.tree_map(lambda p, g: p - 0.1 * g, p, sf.bucketed_grad(loss)(p, x)[1])
     error, text = refusal(sf.PlacementError, lambda: sharded(step, out=PARTIAL_KINDS)(PARAMS, X))
-    said = "it is reduced already, or was never Partial, and cannot stay sum over dp"
+    said = (
+        "the value is already reduced, or was never Partial, so its placement cannot stay sum "
+        "over dp"
+    )
     assert text == (
-        f"shard(<lambda>), result['a']: {said}\n  needed: a value that is reduced once\n "
-        f" try: {fix}"
+        f"shard(<lambda>), result['a']: {said}\n  needed: a value that is reduced exactly "
+        f"once\n  try: {fix}"
     )
     assert error.arg_path == "result['a']" and error.fix == fix
     _, text = refusal(

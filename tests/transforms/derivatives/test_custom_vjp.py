@@ -68,8 +68,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: doubled.defvjp(lambda x, y: (x, None), lambda _, g: (g, None)),
         sf.ShardError,
         (
-            "custom_vjp(doubled): the function already has a rule\n  try: custom_vjp(f) again, "
-            "with the other rule"
+            "custom_vjp(doubled): the function already has a rule\ncall   try: custom_vjp(f) "
+            "again with the other rule"
         ),
     ),
     "fwd returns no pair": (
@@ -81,9 +81,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "fwd returns another result": (
         lambda: sf.grad(lambda x: with_rule(lambda x: (x[0], x), lambda r, g: (g,))(x).sum())(X),
         sf.TreeError,
-        "custom_vjp(<lambda>): the results of fwd do not match those of the function\n"
-        "  result is (3,) torch.float64, result is (5, 3) torch.float64\n"
-        "  needed: one tree, shapes and dtypes\n  try: return the same result as the function",
+        "custom_vjp(<lambda>): the results of fwd do not match those of the function\n  "
+        "result is (3,) torch.float64, result is (5, 3) torch.float64\n  needed: the same "
+        "tree, shapes and dtypes\n  try: return the same result as the function",
     ),
     "bwd returns no tuple": (
         lambda: sf.grad(lambda x: with_rule(lambda x: (x * 2, x), lambda r, g: g)(x).sum())(X),
@@ -96,10 +96,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             X
         ),
         sf.TreeError,
-        "custom_vjp(<lambda>): the cotangents of bwd do not match the arguments\n"
-        "  cotangent[0] is (3,) torch.float64, args[0] is (5, 3) torch.float64\n"
-        "  needed: one tree, shapes and dtypes\n  try: return for each argument a tree "
-        "like it, or None for zero",
+        "custom_vjp(<lambda>): the cotangents of bwd do not match the arguments\n  "
+        "cotangent[0] is (3,) torch.float64, args[0] is (5, 3) torch.float64\n  needed: the "
+        "same tree, shapes and dtypes\n  try: return for each argument a tree with the same "
+        "structure, or None for zero",
     ),
     "forward mode of a reverse rule": (
         lambda: sf.jvp(doubled, (X, Y), (X, Y)),

@@ -111,7 +111,9 @@ def test_transforms_of_torch_func_around_a_call_are_right() -> None:
     assert_close(torch.vmap(f)(stacked), torch.vmap(plain)(stacked))
     assert_close(torch.func.jvp(f, (X,), (X,)), torch.func.jvp(plain, (X,), (X,)))
     compiled = f.compile(X)
-    assert "it is called inside a transform of torch.func" in said(torch.func.grad(compiled), X)
+    assert "the compiled function is called inside a transform of torch.func" in said(
+        torch.func.grad(compiled), X
+    )
 
 
 def test_dual_numbers_of_forward_mode_are_refused() -> None:
@@ -160,7 +162,7 @@ def test_frozen_parameters_are_among_the_buffers_and_nothing_is_sent_for_them() 
     text = said(fn, {**params, "weight": buffers["weight"]}, buffers, x)
     assert (
         "it has also weight" in text
-        and "frozen (requires_grad=False) are among the buffers" in text
+        and "frozen parameters (requires_grad=False) are in buffers" in text
     )
 
 

@@ -116,7 +116,7 @@ def test_a_function_without_a_gradient_is_refused(case: str) -> None:
     function, x, said = NOTHING[case]
     with pytest.raises(sf.CaptureError) as caught:
         sf.saved_residuals(function, x)
-    fix = "a function of floating tensors, with floating results"
+    fix = "pass a function with floating-point arguments and results"
     assert (
         without_line(caught.value)
         == f"saved_residuals(<lambda>): {said}\n  needed: at least one\n  try: {fix}"

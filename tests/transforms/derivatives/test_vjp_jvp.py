@@ -132,41 +132,40 @@ def test_they_print_as_their_stack() -> None:
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "other sizes": (
         lambda: sf.vmap(of_tree)({"w": X}, Y[:4]),
-        "vmap(of_tree): axis 0 of args[0]['w'] has size 5\n  axis 0 of args[1] has size 4\n"
-        "  needed: mapped axes of equal sizes\n  try: in_axes with None for arguments that "
-        "all samples share, and axes of one size",
+        "vmap(of_tree): axis 0 of args[0]['w'] has size 5\n  axis 0 of args[1] has size 4\n  "
+        "needed: mapped axes of equal sizes\n  try: set in_axes to None for arguments that "
+        "all samples share, and map dims of equal size",
     ),
     "no such axis": (
         lambda: sf.vmap(of_tree, in_axes=(0, 2))({"w": X}, Y),
-        "vmap(of_tree): args[1] is of shape (5, 3) and has no axis 2\n"
-        "  needed: mapped axes of equal sizes\n  try: in_axes with None for arguments that "
-        "all samples share, and axes of one size",
+        "vmap(of_tree): args[1] has no dim 2: its shape is (5, 3)\n  needed: mapped axes of "
+        "equal sizes\n  try: set in_axes to None for arguments that all samples share, and "
+        "map dims of equal size",
     ),
     "nothing mapped": (
         lambda: sf.vmap(of_tree, in_axes=None)({"w": X}, Y),
-        "vmap(of_tree): no argument is mapped, and axis_size is not given\n"
-        "  needed: mapped axes of equal sizes\n  try: in_axes with None for arguments that "
-        "all samples share, and axes of one size",
+        "vmap(of_tree): no argument is mapped, and axis_size is not given\n  needed: mapped "
+        "axes of equal sizes\n  try: set in_axes to None for arguments that all samples "
+        "share, and map dims of equal size",
     ),
     "no prefix": (
         lambda: sf.vmap(of_tree, in_axes=(0,))({"w": X}, Y),
-        "vmap(of_tree), in_axes: (0,)\n  args: the axes lack [1]\n  needed: a prefix tree of axes\n"
-        "  try: one int or None for all of it, or the same structure",
+        "vmap(of_tree), in_axes: (0,)\n  args: the axes lack [1]\n  needed: a prefix tree of "
+        "axes\n  try: give one int or None for the whole tree, or a tree with the same "
+        "structure",
     ),
     "tangents": (
         lambda: sf.jvp(of_tree, ({"w": X}, Y), ({"w": X}, Y[:2])),
-        "jvp(of_tree): the tangents do not match the primals\n"
-        "  tangents[1] is (2, 3) torch.float64, primals[1] is (5, 3) torch.float64\n"
-        "  needed: one tree, shapes and dtypes\n"
-        "  try: make the tangents with tree_map over the primals, such as "
+        "jvp(of_tree): the tangents do not match the primals\n  tangents[1] is (2, 3) "
+        "torch.float64, primals[1] is (5, 3) torch.float64\n  needed: the same tree, shapes "
+        "and dtypes\n  try: make the tangents with tree_map over the primals, such as "
         "sf.tree_map(torch.zeros_like, ...)",
     ),
     "cotangent": (
         lambda: sf.vjp(of_tree, {"w": X}, Y)[1](X),
-        "vjp(of_tree): the cotangents do not match the results\n"
-        "  cotangent: the cotangents have a tensor, the results have a dict\n"
-        "  needed: one tree, shapes and dtypes\n"
-        "  try: make the cotangents with tree_map over the results, such as "
+        "vjp(of_tree): the cotangents do not match the results\n  cotangent: the cotangents "
+        "have a tensor, the results have a dict\n  needed: the same tree, shapes and "
+        "dtypes\n  try: make the cotangents with tree_map over the results, such as "
         "sf.tree_map(torch.zeros_like, ...)",
     ),
 }

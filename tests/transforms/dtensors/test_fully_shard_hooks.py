@@ -134,21 +134,21 @@ def test_gradients_are_reduced_in_the_dtype_of_the_policy(
         (
             MixedPrecisionPolicy(reduce_dtype=torch.bfloat16),
             lambda module: None,
-            "mp_policy with reduce_dtype=torch.bfloat16, of parameters in torch.float32 that are "
-            "computed with in torch.float32",
+            "mp_policy has reduce_dtype=torch.bfloat16 for parameters in torch.float32 that "
+            "compute in torch.float32",
             "try: reduce_dtype=torch.float32; or sf.bucketed_grad(fn, reduce_dtype=torch.bfloat16)",
         ),
         (
             MixedPrecisionPolicy(),
             lambda module: module.set_gradient_divide_factor(3.0),
             "a module with set_gradient_divide_factor(3.0)",
-            "try: the loss of all rows, divided in the function",
+            "try: divide the loss inside the function",
         ),
         (
             MixedPrecisionPolicy(),
             lambda module: module.set_all_reduce_hook(print),
             "a module with set_all_reduce_hook",
-            "try: the gradients that sf.grad returns, changed after it",
+            "try: change the gradients that sf.grad returns",
         ),
     ],
     ids=["reduce_dtype", "factor", "hook"],

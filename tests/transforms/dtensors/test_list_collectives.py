@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
 share \
 one program
   needed: the same call on all ranks
-  try: dist.all_gather(outputs, x, group=group), with outputs on all ranks""",
+  try: dist.all_gather(outputs, x, group=group), with a list outputs on all ranks""",
     ),
     "a list of one rank": (
         lambda x: dist.scatter(x * 1, None, 0),

@@ -34,7 +34,7 @@ def test_s1_2_every_collective_and_those_that_were_removed(step: Any) -> None:
     assert found.nbytes == sum(c.nbytes for c in found.collectives)
     assert {c.axis for c in found.collectives} == {"dp", "tp"} and found.elided
     text = str(found)
-    assert f"  {found.elided} over axes of one rank were removed\n" in text
+    assert f"  {found.elided} collectives over axes of one rank were removed\n" in text
     assert "buckets of shard(bucketed_grad(_loss))" in text
     assert f"{__file__}:" in text
 

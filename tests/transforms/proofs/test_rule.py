@@ -244,16 +244,16 @@ def test_a_new_rule_partitions_anew_and_captures_nothing_and_the_old_program_is_
 def test_a_factor_that_the_op_works_along_is_refused_with_the_first_wrong_element() -> None:
     lines = refused(aten.cumsum.default, "a b -> a b", example=(torch.ones(5, 3), 0))
     assert lines == [
-        "rule(aten.cumsum.default): the choice (0,) -> (0,) is not right on 2 ranks",
+        "rule(aten.cumsum.default): the strategy (0,) -> (0,) is wrong on 2 ranks",
         "  inputs (5, 3)",
         (
-            "  result 0, shape (5, 3): the first element that differs is at (3, 0): got 1.0, "
-            "wanted 4.0"
+            "  result 0, shape (5, 3): the first different element is at (3, 0): got 1.0, "
+            "expected 4.0"
         ),
-        "  needed: the result of the op on global inputs",
+        "  needed: the same result as the op on global inputs",
         (
-            "  try: need_whole for a factor that the op works along, 'R' in a function's "
-            "strategy; or a rule that describes the op"
+            "  try: add need_whole for a dim along which the op computes, or 'R' in a "
+            "function's strategy; or correct the rule"
         ),
     ]
 
@@ -263,7 +263,7 @@ def test_a_pending_sum_is_refused_where_the_op_is_not_linear() -> None:
         first, inputs, differs, *_ = refused(product, rule, example=(X, Y, None, True))
         assert "-> ('sum',) is not right on 2 ranks" in first
         assert inputs == "  inputs (5, 3), (3, 7)"
-        assert "the first element that differs is at (0, " in differs
+        assert "the first different element is at (0, " in differs
 
 
 def test_an_op_that_fails_on_pieces_and_pieces_of_a_wrong_shape_are_refused() -> None:
@@ -316,15 +316,15 @@ NEEDED = (
     "Tensor c) -> Tensor"
 )
 MAPPINGS = {
-    "b c, c": ["there is not one arrow between inputs and results"],
-    "b c, c -> b c -> b": ["there is not one arrow between inputs and results"],
-    "b c -> b c": ["it names 1 inputs, and the op takes 2 tensor arguments"],
-    "b c, c -> b c, b": ["it names 2 results, and the op returns 1"],
-    "b c, c -> b d": ["factor d of the result is in no input"],
+    "b c, c": ["the rule must have exactly one arrow (->) between inputs and results"],
+    "b c, c -> b c -> b": ["the rule must have exactly one arrow (->) between inputs and results"],
+    "b c -> b c": ["the rule names 1 inputs, but the op takes 2 tensor arguments"],
+    "b c, c -> b c, b": ["the rule names 2 results, but the op returns 1"],
+    "b c, c -> b d": ["the name d of the result is in no input"],
     "b b, c -> b c": ["input 'b b': it names b twice"],
     "b-c, c -> c": ["input 'b-c': 'b-c' is not a name"],
     "b ..., c -> b ...": [
-        f"{kind} 'b ...': ... stands for leading dims and comes first"
+        f"{kind} 'b ...': ... stands for leading dims and must come first"
         for kind in ("input", "result")
     ],
 }
@@ -342,7 +342,7 @@ def test_a_mapping_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_need_whole_names_factors() -> None:
     assert refused(scale, "b c, c -> b c", need_whole="k")[0].endswith(
-        "need_whole names k, which is not a factor"
+        "need_whole names k, which is not a name of the rule"
     )
 
 
@@ -350,9 +350,9 @@ def test_a_pending_sum_needs_an_example() -> None:
     assert refused(product, "i k, k j, j -> i j") == [
         (
             "rule(rules.product.default), 'i k, k j, j -> i j': sharding k leaves a Partial "
-            "sum, which is right only if the op sums over it"
+            "sum, which is right only if the op sums over k"
         ),
-        "  needed: an example, by which the rule is proved",
+        "  needed: an example, with which shardfn checks the rule",
         "  try: example=(arguments of the op), or need_whole=('k',)",
     ]
 
@@ -366,8 +366,8 @@ def test_dims_and_sizes_that_do_not_fit_are_refused_all_at_once() -> None:
         "  result 0 has 2 dims, shape (5, 3); the rule names 'b c d'",
         "  factor b has two sizes: 5 in input 0, 3 in input 1",
         (
-            "  try: one name for each dim, equal names for equal sizes, 1 for a dim of size "
-            "1; or a function as the rule"
+            "  try: give one name for each dim, equal names for equal sizes, and 1 for a dim "
+            "of size 1; or pass a function as the rule"
         ),
     ]
 
@@ -384,30 +384,33 @@ def refused_size(text: str) -> str:
 
 
 OPS = {
-    "rules::nothing": ["rule(rules::nothing): there is no such op", "  needed: one op"],
-    torch.exp: ["rule(exp): there is no such op: it is a builtin_function_or_method"],
+    "rules::nothing": ["rule(rules::nothing): the op does not exist", "  needed: one op"],
+    torch.exp: ["rule(exp): the op does not exist: it is a builtin_function_or_method"],
     double: [
-        "rule(rules.double.default): it writes to its arguments: rules::double(Tensor(a0!) x) -> ()"
+        "rule(rules.double.default): the op writes to its arguments: "
+        "rules::double(Tensor(a0!) x) -> ()"
     ],
     aten.zeros.default: [
-        "rule(aten.zeros.default): it takes no tensor, so there is nothing to place"
+        "rule(aten.zeros.default): the op takes no tensor, so a rule has nothing to place"
     ],
     aten.bernoulli.p: [
-        "rule(aten.bernoulli.p): it draws random numbers, which ranks would draw differently"
+        "rule(aten.bernoulli.p): the op draws random numbers, and each rank would draw "
+        "different ones"
     ],
     aten.sum: ["rule(sum): it has 2 overloads: aten.sum.dim_IntList, aten.sum.default"],
     aten.dropout.default: [
-        "rule(aten.dropout.default): it draws random numbers, which ranks would draw differently"
+        "rule(aten.dropout.default): the op draws random numbers, and each rank would draw "
+        "different ones"
     ],
     aten.linear.default: [
         (
-            "rule(aten.linear.default): it is composite: capture takes it apart into other "
-            "ops, which `fn.trace(*args)` shows"
+            "rule(aten.linear.default): the op is composite: shardfn decomposes it into other "
+            "ops at capture, which `fn.trace(*args)` shows"
         ),
         "  try: rules for those",
     ],
     torch.ops.shardfn.prim_align.default: [
-        "rule(shardfn.prim_align.default): it is one of shardfn's own"
+        "rule(shardfn.prim_align.default): the op is one of shardfn's own ops"
     ],
 }
 
@@ -429,7 +432,7 @@ def test_arguments_that_are_none_are_refused() -> None:
     ]
     lines = [
         said + "example is a tensor",
-        "  try: example=(x,), all positional arguments of the op",
+        "  try: example=(x,), with all positional arguments of the op",
     ]
     assert refused(scale, "b c, c -> b c", example=X) == lines
 
@@ -437,8 +440,8 @@ def test_arguments_that_are_none_are_refused() -> None:
 def test_a_composite_op_says_what_it_becomes() -> None:
     (first, fix) = refused(aten.linear.default, "b i, o i -> b o", example=(X, randn(4, 3)))
     assert first == (
-        "rule(aten.linear.default): it is composite: capture takes it apart into other "
-        "ops: aten.t.default, aten.mm.default"
+        "rule(aten.linear.default): the op is composite: shardfn decomposes it into other ops "
+        "at capture: aten.t.default, aten.mm.default"
     )
     assert fix == "  try: rules for those"
 
@@ -450,7 +453,8 @@ def test_an_op_without_a_fake_implementation_is_refused() -> None:
         "impl registered"
     )
     assert fix == (
-        "  try: arguments that the op takes, and a fake implementation: torch.library.register_fake"
+        "  try: give arguments that the op accepts, and a fake implementation by "
+        "torch.library.register_fake"
     )
 
 

@@ -215,10 +215,10 @@ def test_when_time_is_up_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         logging.getLogger("shardfn").removeHandler(handler)
     assert low.placements.text() == "(P(), P('x'))"
     assert (
-        "shard(step): sf.auto: the integer program is too large, or had no "
-        "solution within the limits of a search; the cheapest of data parallel and fully sharded "
-        "placements are taken" in said
-    )
+        "shard(step): sf.auto: the integer program is too large, or had no solution within "
+        "the search limits; the cheapest of data parallel and fully sharded placements are "
+        "taken"
+    ) in said
 
 
 def both(p: Any, m: Any, n: Any, x: torch.Tensor) -> Any:
@@ -226,12 +226,12 @@ def both(p: Any, m: Any, n: Any, x: torch.Tensor) -> Any:
 
 
 X = torch.ones(8, 4)
-NOTHING = "sf.auto is for in_placements of "
+NOTHING = "sf.auto is only for in_placements of "
 WRONG: dict[str, tuple[Any, str]] = {
     "memory without auto": (
         lambda mesh: sf.shard(torch.sin, mesh, P("dp"), memory="1GiB"),
-        "shard(sin), memory: in_placements has no sf.auto, so nothing is chosen under the limit\n"
-        "  try: use in_placements=sf.auto, or leave out memory= and read lowered.memory",
+        "shard(sin), memory: in_placements has no sf.auto, so nothing is chosen under the "
+        "limit\n  try: use in_placements=sf.auto; or leave out memory= and read lowered.memory",
     ),
     "memory of no size": (
         lambda mesh: sf.shard(torch.sin, mesh, sf.auto, memory="much"),
@@ -240,9 +240,9 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "memory that nothing fits": (
         lambda mesh: sf.shard(torch.sin, mesh, sf.auto, memory=40)(X),
-        "shard(sin), memory: no placements found on (dp=2) fit in 40 B a rank\n"
-        "  the smallest peak is 136 B: 72 B of arguments, 64 B of results\n"
-        "  try: more ranks, a smaller batch, sf.checkpoint, sf.accumulate, or memory=136",
+        "shard(sin), memory: no placements found on (dp=2) fit in 40 B a rank\n  the smallest "
+        "peak is 136 B: 72 B of arguments, 64 B of results\n  try: more ranks, a smaller "
+        "batch, sf.checkpoint, sf.accumulate, or memory=136",
     ),
     "no tensor": (
         lambda mesh: sf.shard(torch.mul, mesh, (None, sf.auto))(X, 3),
@@ -251,19 +251,19 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "of a result": (
         lambda mesh: sf.shard(torch.sin, mesh, None, sf.auto)(X),
-        "out_placements: " + NOTHING + "shard; here nothing chooses",
+        "out_placements: " + NOTHING + "sf.shard, which chooses placements",
     ),
     "of distribute": (
         lambda mesh: sf.distribute(X, mesh, sf.auto),
-        "distribute: the tensor: " + NOTHING + "shard; here nothing chooses",
+        "distribute: the tensor: " + NOTHING + "sf.shard, which chooses placements",
     ),
     "inside of another transform": (
         lambda mesh: sf.grad(sf.shard(torch.sum, mesh, sf.auto))(X),
-        "in_placements: " + NOTHING + "the outermost shard; here nothing chooses",
+        "in_placements: " + NOTHING + "the outermost sf.shard, which chooses placements",
     ),
     "of constrain": (
         lambda mesh: sf.shard(lambda x: sf.constrain(x, sf.auto), mesh)(X),
-        "constrain: " + NOTHING + "the outermost shard; here nothing chooses",
+        "constrain: " + NOTHING + "the outermost sf.shard, which chooses placements",
     ),
     "of pin": (
         lambda mesh: sf.pin(torch.nn.ReLU(), {"": Lib.auto}),
@@ -273,9 +273,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda mesh: sf.shard(both, mesh, (sf.auto, P("dp"), P(None, "dp"), P()))(
             *([{"up": torch.ones(4, 4), "down": torch.ones(4, 4)}] * 3), X
         ),
-        "shard(both), argument p['up']: sf.auto cannot follow the state of the parameter, which "
-        "has several placements\n  m['up'] is Shard(dim=0) on dp\n  n['up'] is Shard(dim=1) on dp\n"
-        "  try: give one placement to all of them, or sf.auto to all",
+        "shard(both), argument p['up']: sf.auto cannot place the parameter together with its "
+        "state, because their given placements differ\n  m['up'] is Shard(dim=0) on dp\n  "
+        "n['up'] is Shard(dim=1) on dp\n  try: give one placement to all of them, or sf.auto "
+        "to all",
     ),
 }
 

@@ -101,16 +101,16 @@ def test_placements_of_a_shard_inside_are_constraints_with_stages(mesh: Any) -> 
 
 
 BAD_STAGES = {
-    "below 0": (P(dp=-1), "Stage(-1) on axis 'dp': stage is not an int from 0"),
+    "below 0": (P(dp=-1), "Stage(-1) on axis 'dp': stage must be an int of 0 or more"),
     "a chunk below 0": (
         P(dp=sf.Stage(0, chunk=-1)),
-        "Stage(0, chunk=-1) on axis 'dp': chunk is not an int from 0",
+        "Stage(0, chunk=-1) on axis 'dp': chunk must be an int of 0 or more",
     ),
     "no int": (P(dp="a"), "dp='a' is not a stage; write dp=0 or an sf.Stage"),  # type: ignore[arg-type]
     "True": (P(dp=True), "dp=True is not a stage; write dp=0 or an sf.Stage"),
     "an axis of a dim": (
         P("dp", dp=1),
-        "P('dp', dp=1) uses axis 'dp' twice, for dim 0 and a stage",
+        "P('dp', dp=1) uses axis 'dp' twice, for dim 0 and for a pipeline stage",
     ),
 }
 
@@ -162,7 +162,8 @@ def test_a_bare_stage_is_one_of_the_axis_that_has_stages_and_leaves_shards_free(
 def test_a_bare_stage_without_an_axis_or_without_a_number_is_refused(mesh: Any) -> None:
     x = torch.ones(2, 2)
     with pytest.raises(
-        sf.PlacementError, match=r"a constraint to an sf.Stage, where no value is on a stage"
+        sf.PlacementError,
+        match=r"the function constrains a value to an sf.Stage, but no parameter is on a stage",
     ):
         aten(lambda x: sf.constrain(x, sf.Stage(1)), mesh)(x)
     for stage, word in ((sf.Stage(-1), "stage"), (sf.Stage(0, chunk=-1), "chunk")):
@@ -173,4 +174,4 @@ def test_a_bare_stage_without_an_axis_or_without_a_number_is_refused(mesh: Any) 
             with pytest.raises(sf.PlacementError) as error:
                 call()
             said = str(error.value).splitlines()[0]
-            assert said == f"constrain: {stage}: {word} is not an int from 0"
+            assert said == f"constrain: {stage}: {word} must be an int of 0 or more"

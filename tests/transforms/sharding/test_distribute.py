@@ -25,7 +25,7 @@ def test_from_local_takes_each_ranks_own_shard() -> None:
         )
         assert sf.full(out).tolist() == [12, 12]
         with pytest.raises(
-            sf.PlacementError, match=r"the shard of rank at \(1,\) has shape \(1,\)"
+            sf.PlacementError, match=r"the shard of the rank at \(1,\) has shape \(1,\)"
         ):
             sf.from_local([torch.ones(2), torch.ones(1), torch.ones(2)], mesh, P("dp"))
 
@@ -171,8 +171,8 @@ def test_from_local_takes_the_shape_of_uneven_shards() -> None:
         with pytest.raises(sf.PlacementError) as error:
             sf.from_local(torch.ones(2, 2), mesh, P("dp"), shape=(5, 2))
         assert str(error.value) == (
-            "from_local: the shard of rank at (2,) has shape (2, 2)\n"
-            "  needed: (1, 2), torch.chunk's share of (5, 2)"
+            "from_local: the shard of the rank at (2,) has shape (2, 2)\n  needed: (1, 2), "
+            "torch.chunk's share of (5, 2)"
         )
 
 
@@ -189,8 +189,9 @@ def test_a_rank_knows_the_global_shape_of_a_tensor_of_another_stage(
         with pytest.raises(sf.PlacementError) as error:
             sf.from_local(torch.empty(local), mesh, P(pp=1))
         assert str(error.value) == (
-            "from_local: P(pp=1) without a shape: ranks of other stages cannot know it\n"
-            "  try: sf.from_local(x, mesh, placements, shape=(...)), the global shape"
+            "from_local: P(pp=1) needs a shape, because ranks of other stages do not know the "
+            "shape\n  try: sf.from_local(x, mesh, placements, shape=(...)) with the global "
+            "shape"
         )
 
 
@@ -200,9 +201,9 @@ def test_ranks_of_other_stages_bring_nothing() -> None:
             with pytest.raises(sf.PlacementError) as error:
                 sf.from_local(shards, mesh, P(pp=1))
             assert str(error.value) == (
-                "from_local: the shard of rank at (0,) has shape (3,)\n"
-                "  needed: (0,): with Stage(1) on pp another stage has the value\n"
-                "  try: torch.empty(0, dtype=x.dtype) on ranks of other stages"
+                "from_local: the shard of the rank at (0,) has shape (3,)\nshape   needed: "
+                "(0,), since with Stage(1) on pp another stage holds the value\n  try: "
+                "torch.empty(0, dtype=x.dtype) on ranks of other stages"
             )
         with pytest.raises(
             sf.PlacementError, match=r"Stage\(2\) on axis 'pp', which has the stages"

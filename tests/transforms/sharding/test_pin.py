@@ -120,9 +120,9 @@ WRONG: list[tuple[Any, Any, type[Exception], str]] = [
         {"block.*": P("dp")},
         None,
         sf.TreeError,
-        "pin: outputs['block.*'] matches no layer; near it: blocks.*, blocks.*.up, "
-        "blocks\n"
-        "  try: paths of module.named_modules(), with * for one name and ** for several",
+        "pin: outputs['block.*'] matches no layer; similar names: blocks.*, blocks.*.up, "
+        "blocks\n  try: use paths of module.named_modules(), with * for one name and ** for "
+        "several names",
     ),
     (
         None,
@@ -176,7 +176,7 @@ def test_one_value_has_one_placement(first: Any, second: Any, wrong: Any) -> Non
             with pytest.raises(sf.PlacementError) as error:
                 sf.pin(net, second)
             assert f"pin: {wrong} is pinned to " in str(error.value)
-            assert "needed: a single placement for each value" in str(error.value)
+            assert "needed: one placement for each pinned value" in str(error.value)
             assert len(net[0]._forward_hooks) == 1
     sf.pin(net, second).remove()  # the first pins are gone
 
@@ -187,9 +187,9 @@ def test_a_layer_of_two_paths_has_one_placement() -> None:
     with pytest.raises(sf.PlacementError) as error:
         sf.pin(net, inputs={"0": SPLIT[0], "1": SPLIT[1]})
     assert str(error.value) == (
-        "pin: inputs['1'] is pinned to (P('dp'),), and to (P(None, 'tp'),)\n"
-        "  needed: a single placement for each value\n"
-        "  try: call remove() of the earlier pins, or use patterns without these layers"
+        "pin: inputs['1'] is pinned to (P('dp'),), and to (P(None, 'tp'),)\n  needed: one "
+        "placement for each pinned value\n  try: call remove() of the earlier pins, or use "
+        "patterns that do not match these layers"
     )
     assert not shared._forward_pre_hooks
     sf.pin(net, inputs={"0": SPLIT[0], "1": SPLIT[:1]}).remove()
@@ -200,7 +200,7 @@ def test_a_sequential_returns_what_its_last_layer_does_and_takes_what_its_first_
     net = nn.Sequential(nn.Linear(2, 2), inner)
     with pytest.raises(sf.PlacementError) as error:
         sf.pin(net, {"1.1": SPLIT[0], "": SPLIT[1]})
-    said = "outputs[''] is pinned as outputs['1.1'] to P('dp'), and to P(None, 'tp')"
+    said = "outputs[''] is pinned as outputs['1.1'] to P('dp'), and also to P(None, 'tp')"
     assert said in str(error.value).replace("\n ", "")
     twice = pytest.raises(sf.PlacementError, match="as inputs")
     with sf.pin(net, inputs={"1": SPLIT[0]}), twice:
@@ -224,7 +224,7 @@ def test_what_is_not_a_module_is_refused() -> None:
 
 
 UNFIT = [
-    (P("ep"), "no axis ep; the mesh has (dp=2, tp=3)"),
+    (P("ep"), "the mesh has no axis ep; the mesh has (dp=2, tp=3)"),
     (P(None, None, "dp"), "a placement of 3 dims for a tensor of 2, shape (7, 9)"),
 ]
 

@@ -429,24 +429,30 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         None,
         {},
         """ragged_all_to_all over a, send_counts: got shape (3,), torch.float64
-  needed: shape (3,), torch.int64: the rows for each of 3 ranks; or all counts, (3, 3)
-  try: torch.bincount(destinations, minlength=3), of the destination of each row""",
+  needed: shape (3,), torch.int64: the number of rows for each of 3 ranks; or shape (3, 3) with \
+the counts of all ranks
+  try: torch.bincount(destinations, minlength=3), where destinations holds the target rank of \
+each row""",
     ),
     "counts of another shape": (
         lambda c: c.reshape(1, 3),
         None,
         {},
         """ragged_all_to_all over a, send_counts: got shape (1, 3), torch.int64
-  needed: shape (3,), torch.int64: the rows for each of 3 ranks; or all counts, (3, 3)
-  try: torch.bincount(destinations, minlength=3), of the destination of each row""",
+  needed: shape (3,), torch.int64: the number of rows for each of 3 ranks; or shape (3, 3) with \
+the counts of all ranks
+  try: torch.bincount(destinations, minlength=3), where destinations holds the target rank of \
+each row""",
     ),
     "counts that are a text": (
         lambda c: "all",
         None,
         {},
         """ragged_all_to_all over a, send_counts: got str
-  needed: shape (3,), torch.int64: the rows for each of 3 ranks; or all counts, (3, 3)
-  try: torch.bincount(destinations, minlength=3), of the destination of each row""",
+  needed: shape (3,), torch.int64: the number of rows for each of 3 ranks; or shape (3, 3) with \
+the counts of all ranks
+  try: torch.bincount(destinations, minlength=3), where destinations holds the target rank of \
+each row""",
     ),
     "an x without rows": (
         None,
@@ -462,8 +468,8 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         {"rows": 0},
         """ragged_all_to_all over a, rows: got 0, and x has 5 rows
   needed: 1 row or more
-  try: rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; \
-rows=None for the largest number that can arrive, the rows of x of all ranks""",
+  try: rows=64 for 64 rows; rows="1.5x" for 1.5 times the rows of x, rounded up; rows=None for \
+the largest possible number, the rows of x of all ranks together""",
     ),
     "rows that are a fraction": (
         None,
@@ -471,8 +477,8 @@ rows=None for the largest number that can arrive, the rows of x of all ranks""",
         {"rows": 2.5},
         """ragged_all_to_all over a, rows: got 2.5, and x has 5 rows
   needed: 1 row or more
-  try: rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; \
-rows=None for the largest number that can arrive, the rows of x of all ranks""",
+  try: rows=64 for 64 rows; rows="1.5x" for 1.5 times the rows of x, rounded up; rows=None for \
+the largest possible number, the rows of x of all ranks together""",
     ),
     "rows that are a word": (
         None,
@@ -480,8 +486,8 @@ rows=None for the largest number that can arrive, the rows of x of all ranks""",
         {"rows": "many"},
         """ragged_all_to_all over a, rows: got 'many', and x has 5 rows
   needed: 1 row or more
-  try: rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; \
-rows=None for the largest number that can arrive, the rows of x of all ranks""",
+  try: rows=64 for 64 rows; rows="1.5x" for 1.5 times the rows of x, rounded up; rows=None for \
+the largest possible number, the rows of x of all ranks together""",
     ),
     "rows that are data": (
         None,
@@ -489,8 +495,8 @@ rows=None for the largest number that can arrive, the rows of x of all ranks""",
         {"rows": torch.tensor(3)},
         """ragged_all_to_all over a, rows: got a tensor, and x has 5 rows
   needed: 1 row or more
-  try: rows=64 for a number of rows; rows="1.5x" for 1.5 times the rows of x, rounded up; \
-rows=None for the largest number that can arrive, the rows of x of all ranks""",
+  try: rows=64 for 64 rows; rows="1.5x" for 1.5 times the rows of x, rounded up; rows=None for \
+the largest possible number, the rows of x of all ranks together""",
     ),
 }
 
@@ -531,12 +537,12 @@ WHEN_IT_RUNS: dict[str, tuple[Tensor, type[sf.ShardError], str]] = {
     "more rows than there are": (
         TOO_MANY * 2,
         sf.ShardError,
-        "ragged_all_to_all, send_counts: rank 0 of the axis sends 6 rows, and has 5",
+        "ragged_all_to_all, send_counts: rank 0 of the axis sends 6 rows, but has 5",
     ),
     "more rows than the bound": (
         TOO_MANY,
         sf.CapacityError,
-        "ragged_all_to_all, rows: rank 0 of the axis receives 6 rows, and has room for 4",
+        "ragged_all_to_all, rows: rank 0 of the axis receives 6 rows, but has room for 4",
     ),
 }
 

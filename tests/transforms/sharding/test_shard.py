@@ -200,11 +200,11 @@ def test_a_compiled_program_runs_its_own_signature_and_refuses_another(mesh: Any
         compiled(torch.ones(5, 2))
     text = str(error.value).split("\n")
     assert text[:2] == [
-        "compiled shard(double): the arguments differ from the compiled ones",
+        "compiled shard(double): the arguments differ from those that the program was compiled for",
         "  x: (5, 2) torch.float32, the program is for (6, 2) torch.float32",
     ]
-    fix = "  try: call the transformed function itself, which stages each signature"
-    assert text[3] == f"{fix}; an artefact has the one that it was saved for"
+    fix = "  try: call the transformed function itself, which compiles a program for each signature"
+    assert text[3] == f"{fix}; an artefact has only the signature that it was saved with"
     with pytest.raises(sf.TreeError, match="args\\[1\\]: the program has no such leaf"):
         compiled(x, x)
     with pytest.raises(sf.TreeError, match="x: placed"):

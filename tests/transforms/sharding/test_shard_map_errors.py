@@ -49,28 +49,28 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         named("dpp"),
         sf.CaptureError,
         """psum: no axis is called 'dpp'
-  bound are 'dp' (mesh axis, size 2), 'tp' (mesh axis, size 4)
+  the bound axis names are 'dp' (mesh axis, size 2), 'tp' (mesh axis, size 4)
   try: did you mean 'dp'?""",
     ),
     "an unbound name like no other": (
         named(("dp", "xyz"), "all_gather"),
         sf.CaptureError,
         """all_gather: no axis is called 'xyz'
-  bound are 'dp' (mesh axis, size 2), 'tp' (mesh axis, size 4)
+  the bound axis names are 'dp' (mesh axis, size 2), 'tp' (mesh axis, size 4)
   try: one of 'dp', 'tp'""",
     ),
     "an unbound name in vmap": (
         lambda: sf.vmap(lambda x: sf.pmax(x, "batc"), axis_name="batch")(X),
         sf.CaptureError,
         """pmax: no axis is called 'batc'
-  bound are 'batch' (mapped by vmap, size 8)
+  the bound axis names are 'batch' (mapped by vmap, size 8)
   try: did you mean 'batch'?""",
     ),
     "a name of an axis that is not manual": (
         lambda: mapped(lambda x: sf.psum(x, "tp"), axis_names={"dp"})(X),
         sf.CaptureError,
         """psum: 'tp' is a mesh axis that no enclosing shard_map uses
-  bound are 'dp' (mesh axis, size 2)
+  the bound axis names are 'dp' (mesh axis, size 2)
   try: add 'tp' to axis_names of the enclosing shard_map""",
     ),
     "a name after its vmap": (
@@ -117,7 +117,7 @@ equal chunks; pad it by 1
   rest[0]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot shard into 4 equal chunks; \
 pad it by 2
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "a result that varies": (
         lambda: mapped(
@@ -149,11 +149,11 @@ the same value on all ranks of this axis
         named("tp", "ppermute", perm=[(0, 1), (0, 2), (3, 2), (5, -1)]),
         sf.PlacementError,
         """ppermute over tp: 0 is a source 2 times
-  source 5 is not on the axis
+  source 5 is not a rank of the axis
   2 is a target 2 times
-  target -1 is not on the axis
+  target -1 is not a rank of the axis
   needed: numbers from 0 to 3
-  try: pairs (source, target) with each number once at most on either side""",
+  try: give pairs (source, target), with each rank at most once as source and once as target""",
     ),
     "in_placements of another tree": (
         lambda: inside_grad(mapped(fn, ({"w": P(), "c": P()}, (P(), P())), P())),
@@ -173,9 +173,10 @@ the same value on all ranks of this axis
     "in_placements of another tree at the door": (
         lambda: mapped(fn, ({"w": P(), "c": P()}, P()), P())(TREE, X),
         sf.TreeError,
-        """shard_map(fn): in_placements does not match the arguments
+        """shard_map(fn): the tree of in_placements does not match the arguments
   x: placements lack ['b']; placements have also ['c']
-  try: placements in the order of the parameters or by name; one P stands for a subtree""",
+  try: give placements in the order of the parameters or by name; one P applies to a whole \
+subtree""",
     ),
     "out_placements of another tree": (
         lambda: mapped(lambda x: {"a": x, "b": (x, x)}, P(), {"a": (P(),), "b": (P(), P(), P())})(
@@ -194,12 +195,12 @@ the same value on all ranks of this axis
 (dp=2, \
 tp=4); did you mean 'dp'?
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "axis_names that the mesh does not have": (
         lambda: mapped(fn, axis_names={"dq"})(X),
         sf.PlacementError,
-        """shard_map(fn), axis_names: there is no axis 'dq'; the mesh has (dp=2, tp=4)
+        """shard_map(fn), axis_names: the mesh has no axis 'dq'; the mesh has (dp=2, tp=4)
   try: did you mean 'dp'?""",
     ),
     "a placement on an axis that is not manual": (
@@ -208,7 +209,7 @@ tp=4); did you mean 'dp'?
         """shard_map(fn), in_placements: x: P('dp', 'tp') names axis 'tp', which is not in the \
 axis_names of this shard_map
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "nested over an axis that is manual": (
         lambda: mapped(sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"})(X),
@@ -228,26 +229,26 @@ axis_names of this shard_map
         """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which already belongs to an \
 enclosing shard_map
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "psum_scatter of a size that does not divide": (
         named("tp", "psum_scatter", scatter_dimension=-1, tiled=True),
         sf.PlacementError,
         """psum_scatter over tp: dim 1 of shape (4, 6) has size 6
   needed: a multiple of 4
-  try: pad it, or shard another dim""",
+  try: pad the dim, or use another dim""",
     ),
     "all_to_all of another size": (
         named("tp", "all_to_all", split_axis=1, concat_axis=0),
         sf.PlacementError,
         """all_to_all over tp: dim 1 of shape (4, 6) has size 6
-  needed: size 4; or tiled=True, and a multiple of it
-  try: pad it, or shard another dim""",
+  needed: size 4; or tiled=True and a multiple of 4
+  try: pad the dim, or use another dim""",
     ),
     "all_to_all of a dim that is not there": (
         named("tp", "all_to_all", split_axis=2, concat_axis=0),
         sf.PlacementError,
-        """all_to_all over tp: split_axis is 2, and the value has shape (4, 6)
+        """all_to_all over tp: split_axis is 2, but the value has shape (4, 6)
   try: a dim from -2 to 1""",
     ),
     "constrain on a manual axis": (
@@ -261,7 +262,7 @@ enclosing shard_map
         sf.PlacementError,
         """shard_map(fn), in_placements: x: Partial('sum') over dp; only a result can be Partial
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "a pending maximum": (
         lambda: mapped(fn, P(), [sf.Partial("max"), sf.Replicate()])(X),
@@ -270,7 +271,7 @@ enclosing shard_map
 can be \
 Partial
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "no mesh": (
         lambda: sf.grad(lambda x: sf.shard_map(fn, None, P(), P())(x).sum())(X),
@@ -281,15 +282,17 @@ Partial
     "another mesh than that of the call": (
         lambda: sf.shard(mapped(fn), sf.make_mesh((8,), ("dp",)), backend="aten")(X),
         sf.PlacementError,
-        """shard_map(fn): its mesh is (dp=2, tp=4), that of the call around it (dp=8)
+        """shard_map(fn): the mesh of this call is (dp=2, tp=4), but the enclosing call has the \
+mesh (dp=8)
   needed: one mesh
-  try: one mesh for both, or no mesh for the inner one""",
+  try: pass the same mesh to both calls, or no mesh to the inner call""",
     ),
     "a transform of torch.func around it": (
         lambda: torch.func.vmap(mapped(lambda x: sf.psum(x, "dp"), P(), P()))(X),
         sf.CaptureError,
-        """shard_map: it is called inside a transform of torch.func itself
-  try: shardfn's transforms around it (vmap, grad, ...), which read the function first""",
+        """shard_map: shard_map is called inside a transform of torch.func
+  try: use shardfn's transforms (sf.vmap, sf.grad, ...) around it, which capture the function \
+first""",
     ),
     "a collective inside a branch": (
         lambda: mapped(
@@ -316,7 +319,7 @@ all ranks of dp by psum or pmax""",
         """shard_map(fn), in_placements: x: P('dp', tp=1) is on a pipeline stage, but in shard_map \
 every rank has a value
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "a result on a stage": (
         lambda: mapped(fn, P("dp"), P("dp", tp=0))(X),
@@ -324,21 +327,21 @@ every rank has a value
         """shard_map(fn), out_placements: result: P('dp', tp=0) is on a pipeline stage, but in \
 shard_map every rank has a value
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "a stage among placements": (
         lambda: mapped(fn, [sf.Shard(0), sf.Stage(1)])(X),
         sf.PlacementError,
         """shard_map(fn), in_placements: x: Stage is not a placement that shard_map supports
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "a strided shard": (
         lambda: mapped(fn, [strided_shard(0, 2), sf.Replicate()])(X),
         sf.PlacementError,
         """shard_map(fn), in_placements: x: _StridedShard is not a placement that shard_map supports
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
     ),
     "no function": (
         lambda: sf.shard_map(3),

@@ -433,10 +433,10 @@ def test_a_function_that_asks_whether_something_is_stored_is_refused(way: str) -
     net = Cached(way).train(way != "in")
     x = torch.randn(4, 3, dtype=torch.float64)
     with pytest.raises(
-        sf.CaptureError, match="the function reads a value that an earlier call has stored: "
+        sf.CaptureError, match="the function reads a value that an earlier call stored: "
     ) as got:
         sf.jit(net, backend="aten")(x)
-    assert got.value.fix == "return the value, and pass it to the next call"
+    assert got.value.fix == "return the value from the function, and pass it to the next call"
     assert not hasattr(net, "last") and not net.seen
     with simulated(dp=2) as mesh, pytest.raises(sf.CaptureError, match="an earlier call"):
         sf.shard(net, mesh, P("dp"))(x)

@@ -134,8 +134,8 @@ def test_per_rank_code_takes_chunks() -> None:
         wanted = torch.cat([half.cumsum(1) for half in X.chunk(2, 1)], 1)
         assert torch.equal(sf.full(got), wanted)
         why = (
-            r"P\('dp', zigzag\('cp'\)\) shards dim 1 as a zigzag, and each rank of a shard_map has "
-            "one chunk; write the axis alone, or constrain it so outside of the shard_map"
+            r"P\('dp', zigzag\('cp'\)\) shards dim 1 as a zigzag, but in shard_map each rank has "
+            "one chunk; write the axis alone, or use the zigzag outside of shard_map"
         )
         with pytest.raises(sf.PlacementError, match=f"in_placements: x: {why}"):
             _in_shard_map(mesh, SPEC, P("dp"))

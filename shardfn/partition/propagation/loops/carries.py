@@ -283,11 +283,11 @@ def _changed(
     """Make the error for a carry that enters and leaves a step at different placements."""
     axes = body.walk.axes
     fix = (
-        "constrain the initial carry to the placement with which the function returns it, or "
-        "drop the constraint inside"
+        "constrain the initial carry to the placement of the returned carry, or remove the "
+        "constraint inside the body"
     )
     got = (
-        f"carry {k} enters placed {describe(before, axes)} and leaves placed "
+        f"carry {k} enters a step placed {describe(before, axes)} and leaves it placed "
         f"{describe(after, axes)}"
     )
     return PlacementError.of(

@@ -58,5 +58,6 @@ def test_a_carry_that_is_constrained_elsewhere_is_refused_with_both_placements()
         scanned(body, (C,), [(0,)])
     text = str(caught.value)
     assert text.startswith(
-        "f, scan: carry 0 enters placed Shard(dim=0) on a and leaves placed Shard(dim=1) on a\n"
+        "f, scan: carry 0 enters a step placed Shard(dim=0) on a and leaves it placed "
+        "Shard(dim=1) on a\n"
     )

@@ -68,7 +68,8 @@ def test_a_mean_is_what_it_is_the_mean_of(case: str, use: str, dtype: torch.dtyp
             elif reductions:
                 with pytest.raises(
                     sf.PlacementError,
-                    match="it is reduced already, or was never Partial, and cannot stay avg over a",
+                    match="the value is already reduced, or was never Partial, so its placement "
+                    "cannot stay avg over a",
                 ):
                     again(held)
             else:
@@ -122,7 +123,7 @@ def test_gradients_with_respect_to_a_mean_and_gradients_that_leave_as_one() -> N
                 ),
                 2 * wanted[0],
             )
-            with pytest.raises(sf.PlacementError, match="it is an unreduced gradient"):
+            with pytest.raises(sf.PlacementError, match="the value is an unreduced gradient"):
                 sf.shard(lambda g: g.tanh(), mesh, backend="aten")(got)
 
 
@@ -170,33 +171,33 @@ REFUSED = {
     "a mean of integers": (
         lambda mesh: sf.from_local(torch.ones(3, dtype=torch.int64), mesh, MEAN),
         (
-            "from_local: a Partial mean of torch.int64 need not be an integer; use "
-            "Partial('sum'), or floating point"
+            "from_local: a Partial mean of torch.int64 may not be an integer; use "
+            "Partial('sum'), or a floating-point dtype"
         ),
     ),
     "a mean of integers as a result": (
         lambda mesh: sf.shard(lambda x: x.long().sum(0), mesh, P("dp"), MEAN, backend="aten")(X),
-        "shard(<lambda>), out_placements: a Partial mean of torch.int64 need not be an "
-        "integer; use Partial('sum'), or floating point\n"
-        "  at: HERE\n  try: a prefix of the result's tree, with placements that fit each tensor",
+        "shard(<lambda>), out_placements: a Partial mean of torch.int64 may not be an "
+        "integer; use Partial('sum'), or a floating-point dtype\n  at: HERE\n  try: give a "
+        "prefix of the result's tree, with placements that fit each tensor",
     ),
     "a maximum of complex numbers": (
         lambda mesh: sf.from_local(torch.ones(3, dtype=torch.complex64), mesh, Partial("max")),
-        "from_local: a Partial maximum or minimum of torch.complex64, which has no order",
+        "from_local: a Partial maximum or minimum of torch.complex64 is not defined, because "
+        "complex numbers have no order",
     ),
     "a mean of a plain tensor": (
         lambda mesh: sf.shard(lambda x: x, mesh, MEAN, backend="aten")(X),
-        "shard(<lambda>), argument x: a plain tensor is a global value and cannot be "
-        "P(avg); use sf.from_local\n"
-        "  at: HERE\n  try: placements that fit each tensor and the mesh, such as "
-        "P('axis') or None for the argument's own",
+        "shard(<lambda>), argument x: a plain tensor is a global value, so its placement "
+        "cannot be P(avg); use sf.from_local\n  at: HERE\n  try: use placements that fit "
+        "each tensor and the mesh, such as P('axis'), or None to keep the argument's placement",
     ),
     "a constant": (
         lambda mesh: sf.shard(lambda x: torch.ones(3), mesh, None, MEAN, backend="aten")(X),
-        "shard(<lambda>), result: it is reduced already, or was never Partial, and "
-        "cannot stay avg over dp\n"
-        "  at: HERE\n  needed: a value that is reduced once\n"
-        "  try: return the gradient itself, as grad gives it, or drop Partial from out_placements",
+        "shard(<lambda>), result: the value is already reduced, or was never Partial, so its "
+        "placement cannot stay avg over dp\n  at: HERE\n  needed: a value that is reduced "
+        "exactly once\n  try: return the gradient unchanged, as sf.grad returns it, or remove "
+        "Partial from out_placements",
     ),
 }
 
