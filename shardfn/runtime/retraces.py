@@ -37,7 +37,7 @@ def retrace(name: str, entries: Sequence[Any], key: list[Any], placed: Placed, m
     closest = min(found, key=len)
     count = f"{len(entries)} earlier signature{'s' if len(entries) > 1 else ''}"
     more = [f"  ... {len(closest) - SHOWN} more"] if len(closest) > SHOWN else []
-    lines = [f"{name}: the call has a new signature; the closest of {count} differs in"]
+    lines = [f"{name}: a new signature; the closest of {count} differs in"]
     return "\n".join([*lines, *(f"  {line}" for line in closest[:SHOWN]), *more])
 
 

@@ -248,7 +248,7 @@ class Transformed:
             >>> double(torch.ones(2))
             tensor([2., 2.])
             >>> print(double.explain_retrace(torch.ones(3)))
-            jit(<lambda>): the call has a new signature; the closest of 1 earlier signature differs in
+            jit(<lambda>): a new signature; the closest of 1 earlier signature differs in
               x: f32[3], was f32[2]
         """
         if not args and not kwargs:

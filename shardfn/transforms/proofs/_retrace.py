@@ -34,7 +34,7 @@ def explain_retrace(fn: Any, *args: Any, **kwargs: Any) -> str:
         >>> scale(torch.ones(2), 2)
         tensor([2., 2.])
         >>> print(sf.explain_retrace(scale, torch.ones(2), 3))
-        jit(<lambda>): the call has a new signature; the closest of 1 earlier signature differs in
+        jit(<lambda>): a new signature; the closest of 1 earlier signature differs in
           by: 3, was 2
     """
     if isinstance(fn, Bound):
