@@ -71,7 +71,7 @@ CONTEXTS = (
     State("_compat.loops", "_IN_BODY", "whether the body of a loop is traced"),
     State("_compat.fakes.known_sizes", "_KNOWN", "whether shardfn's fake kernels are in use"),
     State("_compat.distributed.every_rank", "_INSIDE", "whether torch runs for all ranks"),
-    State("ops.debug", "_rank", "the simulated rank that runs"),
+    State("ops.debug", "_rank", "the simulated rank that runs now"),
     State(
         "ops.debug", "_constant_calls", "debug calls of constants, which run when a capture ends"
     ),

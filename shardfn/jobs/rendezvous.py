@@ -111,7 +111,7 @@ def _connected(launch: Launch, seconds: float) -> Any:
     try:
         store = found.get(timeout=max(deadline - time.monotonic(), 1.0))
     except queue.Empty:
-        got = f"what listens there is no store: it said nothing in {seconds:g} s"
+        got = f"the process that listens there is not torch's store: no answer within {seconds:g} s"
         raise _unconnected(launch, got, PORT) from None
     if isinstance(store, Exception):
         got, fix = _first_line(store), "MASTER_ADDR and MASTER_PORT"
@@ -133,7 +133,7 @@ def _try_address(launch: Launch, deadline: float, seconds: float) -> None:
             got, cause = f"no host is called {launch.host!r}", error
             fix = "set MASTER_ADDR to the name or the address of rank 0's host"
         except OSError as error:
-            got, cause = f"no process listens there, after {seconds:g} s", error
+            got, cause = f"no process listens at this address after {seconds:g} s", error
             fix = "start rank 0 on the host that MASTER_ADDR names"
         if time.monotonic() + RETRY > deadline:
             raise _unconnected(launch, got, fix) from cause

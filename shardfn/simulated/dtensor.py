@@ -52,7 +52,9 @@ class SimulatedDTensor(DTensor):
         if self.dim():
             return super().__format__(form)
         if any(p.is_partial() for p in self.placements):
-            got = f"f'{{x:{form}}}' of a Partial DTensor: each rank holds a term of it"
+            got = (
+                f"f'{{x:{form}}}' formats a Partial DTensor x, of which each rank holds only a term"
+            )
             fix = f"f'{{x.full_tensor().item():{form}}}'"
             raise ShardError.of("a DTensor", got, fix=fix)
         return format(self.item(), form)

@@ -492,5 +492,5 @@ def used_after_donation(call: str) -> ShardError:
     """Build the error for a donated argument that is used afterwards."""
     fix = "use the call's results, or leave the argument out of donate_argnums"
     return ShardError.of(
-        call, "this tensor was donated to that call and its memory is gone", fix=fix
+        call, "the tensor was donated to this call, so its memory is gone", fix=fix
     )

@@ -35,7 +35,7 @@ def refused(*args: Any) -> str:
 def test_nobody_listens() -> None:
     port = free_port()
     assert refused(place(1, 2, port), 0.5) == (
-        "make_mesh, rendezvous: no process listens there, after 0.5 s\n  address "
+        "make_mesh, rendezvous: no process listens at this address after 0.5 s\n  address "
         f"127.0.0.1:{port}\n  here: rank 1 of 2, on {HERE}\n  missing: rank 0\n  try: start "
         "rank 0 on the host that MASTER_ADDR names"
     )
@@ -55,7 +55,7 @@ def test_a_port_that_is_taken() -> None:
         assert "try: another MASTER_PORT, or torchrun --standalone" in text
         # the others of this job meet a program that is no store, and says nothing
         text = refused(place(1, 2, port), 1)
-        assert "what listens there is no store: it said nothing in 1 s" in text
+        assert "the process that listens there is not torch's store: no answer within 1 s" in text
 
 
 def test_fewer_processes_than_the_world_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,9 @@ def test_terms_that_differ_between_ranks_are_not_read_as_one_number() -> None:
         )
         assert "placed as [Partial(sum)]" in str(caught.value)
         assert caught.value.fix and caught.value.fix.startswith("x.full_tensor().item()")
-        with pytest.raises(sf.ShardError, match="of a Partial DTensor: each rank holds a term"):
+        with pytest.raises(
+            sf.ShardError, match="a Partial DTensor x, of which each rank holds only a term"
+        ):
             f"{x.sum():.3f}"
         assert float(x.sum().full_tensor()) == pytest.approx(float(eager.X.sum()))
 

@@ -137,7 +137,7 @@ def _compute_primals_in_body(body: Graph, node: torch.fx.Node, name: str) -> Non
         if not steps or body.call_in(home) in steps:
             raise CaptureError.of(
                 name,
-                "the body of a loop or a branch differentiates values from outside of it",
+                "the body of a loop or a branch differentiates values from outside of the body",
                 fix="call sf.vjp or sf.grad inside the body, on a function of these values",
                 source=sources.user_line(node),
             )

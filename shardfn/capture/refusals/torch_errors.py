@@ -18,7 +18,7 @@ from .refused_writes import ALONE, BUFFERS
 from .unsupported_calls import GENERATOR, row_of, row_of_attribute, row_of_error
 
 HELD = (
-    "it writes in place to an argument or a closed-over tensor",
+    "the function writes in place to an argument or a closed-over tensor",
     "return a new value; in a module, use register_buffer for state that changes",
 )
 

@@ -43,7 +43,8 @@ ONE_RANK = (
 )
 PLACES = (
     "the function makes a DTensor",
-    "sf.constrain(x, P('axis')) inside the function; sf.distribute or sf.from_local outside of it",
+    "inside the function use sf.constrain(x, P('axis')); outside use sf.distribute or "
+    "sf.from_local",
 )
 STAGES = (
     "the function calls .trace, .lower or .compile of a transformed function",
@@ -175,7 +176,7 @@ MODULE_IN_SHARD = (
     "module=module)"
 )
 PULLBACK = (
-    "the function calls a pullback of torch.func.vjp that was made outside of it",
+    "the function calls a pullback of torch.func.vjp that was made outside of the function",
     "sf.vjp, whose pullbacks can be called inside and outside; or torch.func.vjp inside the "
     "function",
 )

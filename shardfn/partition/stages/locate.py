@@ -295,7 +295,7 @@ class _Locate:
     def pipeline(self, step: Nested) -> None:
         """Take a pipeline apart into the actions of its stages."""
         scan = step.node.target
-        assert isinstance(scan, Scan), f"{step.node} is no scan over microbatches"
+        assert isinstance(scan, Scan), f"{step.node} must be a scan over microbatches"
         axis_name, text = parse_record(step.node.meta["custom"][PIPELINE])
         name = f"{self.program.name}, pipelined_grad"
         if axis_name != self.axis_name:

@@ -84,7 +84,7 @@ def _metadata(found: bytes) -> dict[str, Any]:
     header = parsed(found[LENGTH : LENGTH + length])
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise ValueError("it must be an artefact")
+        raise ValueError("the file must be an artefact")
     if metadata.get("version") != str(VERSION):
         said = metadata.get("version")
         raise ValueError(

@@ -133,7 +133,7 @@ def _search(traced: Traced, is_free: Sequence[bool], hardware: Hardware) -> Sear
             "sf.auto cannot place the parameter together with its state, because their given "
             "placements differ",
             *rows,
-            fix="give one placement to all of them, or sf.auto to all",
+            fix="give the same placement to all these tensors, or sf.auto to all of them",
             arg_path=parameter,
         ) from None
     timed = with_hardware_links(axes, hardware)

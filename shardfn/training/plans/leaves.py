@@ -108,7 +108,7 @@ def checked_axes(where: str, mesh_axes: MeshAxes | None, axis: Any) -> tuple[str
     if unknown:
         raise PlacementError.of(
             f"{where}, axis",
-            f"it names {', '.join(map(repr, unknown))}; the mesh has {mesh_axes}",
+            f"axis names {', '.join(map(repr, unknown))}, but the mesh has {mesh_axes}",
             fix=" or ".join(map(repr, mesh_axes.names)),
         )
     return tuple(name for name in mesh_axes.names if name in names)

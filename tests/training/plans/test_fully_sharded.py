@@ -80,7 +80,7 @@ def test_it_joins_a_tensor_parallel_plan(mesh: Any) -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an axis that the mesh lacks": (
         {"axis": "pp"},
-        "fsdp, axis: it names 'pp'; the mesh has (dp=3, tp=2)",
+        "fsdp, axis: axis names 'pp', but the mesh has (dp=3, tp=2)",
     ),
     "no axis is free": (
         {"base": P("dp", "tp")},

@@ -123,7 +123,7 @@ def test_a_traced_function_of_other_parameters_is_refused() -> None:
         ({"stages": 3}, 'it is 3\n  needed: "even", a traced function, or a dict of patterns'),
         ({"stages": {"**": 2}}, "'**' is for stage 2, but the stages are 0 to 1"),
         ({"stages": {"layers.**": 0}}, "embedding is on no stage\n  head is on no stage"),
-        ({"axis": "tp"}, "it names 'tp'; the mesh has (pp=2)"),
+        ({"axis": "tp"}, "axis names 'tp', but the mesh has (pp=2)"),
     ],
 )
 def test_what_does_not_fit_is_named(options: dict[str, Any], text: str) -> None:

@@ -265,7 +265,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "a mesh without its axis": (
         ("hsdp",),
         {},
-        "strategy('hsdp'), axis: it names 'replica'; the mesh has (dp=2, tp=2)\n"
+        "strategy('hsdp'), axis: axis names 'replica', but the mesh has (dp=2, tp=2)\n"
         "  try: 'dp' or 'tp'",
     ),
     "one axis of two": (

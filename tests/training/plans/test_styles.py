@@ -221,7 +221,7 @@ def test_placements_and_styles_mix_and_the_first_counts() -> None:
 
 def test_an_axis_that_the_mesh_lacks_is_refused(mesh: Any) -> None:
     params = {"up.weight": ShapeDtype((4, 3))}
-    with pytest.raises(sf.PlacementError, match="it names 'dp'; the mesh has"):
+    with pytest.raises(sf.PlacementError, match="axis names 'dp', but the mesh has"):
         sf.placements(params, {"up": "colwise"}, mesh=mesh, axis="dp")
 
 

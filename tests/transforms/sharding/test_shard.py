@@ -165,7 +165,7 @@ def test_donated_arguments_are_gone_and_say_which_call_took_them(mesh: Any) -> N
             with pytest.raises(sf.ShardError) as error:
                 use(x)
             assert str(error.value) == (
-                "shard(double): this tensor was donated to that call and its memory is gone\n"
+                "shard(double): the tensor was donated to this call, so its memory is gone\n"
                 "  try: use the call's results, or leave the argument out of donate_argnums"
             )
         assert "DonatedTensor" in repr(x)
