@@ -384,7 +384,7 @@ def test_constraints_that_do_not_fit() -> None:
     _, text = refusal(sf.PlacementError, lambda: sharded(lambda x: sf.constrain(x, P("zz")))(X))
     assert (
         text
-        == f"constrain: the mesh has no axis zz; the mesh has (dp=2, tp=4)\n  at: HERE\n  try: \
+        == f"constrain: the mesh (dp=2, tp=4) has no axis zz\n  at: HERE\n  try: \
 {fix}"
     )
 

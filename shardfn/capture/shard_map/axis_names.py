@@ -207,7 +207,7 @@ def _check_wanted(where: str, requested: Sequence[str], axes: MeshAxes) -> None:
         if name not in axes.names:
             raise PlacementError.of(
                 f"{where}, axis_names",
-                f"the mesh has no axis {name!r}; the mesh has {axes}",
+                f"the mesh {axes} has no axis {name!r}",
                 fix=suggest_name(name, axes.names),
             )
 

@@ -66,7 +66,7 @@ def constrained(
     axes_named = {name for names in names_of(P(*parts)) for name in names} | {*stages}
     unknown = axes_named - {*axes.names}
     if unknown:
-        raise ValueError(f"the mesh has no axis {', '.join(sorted(unknown))}; the mesh has {axes}")
+        raise ValueError(f"the mesh {axes} has no axis {', '.join(sorted(unknown))}")
     if any(entries[len(shape) :]):
         raise ValueError(
             f"a placement of {len(entries)} dims for a tensor of {len(shape)}, shape {tuple(shape)}"

@@ -37,8 +37,8 @@ def test_the_placements_of_a_text(name: str) -> None:
 
 
 REFUSED = {
-    "z;": "the mesh has no axis z; the mesh has (a=2, b=3)",
-    ";|z=@0": "the mesh has no axis z; the mesh has (a=2, b=3)",
+    "z;": "the mesh (a=2, b=3) has no axis z",
+    ";|z=@0": "the mesh (a=2, b=3) has no axis z",
     ";|a=@2": (
         "Stage(2) on axis 'a', which has the stages 0 to 1; a second stage on a coordinate is "
         "sf.Stage(0, chunk=1)"

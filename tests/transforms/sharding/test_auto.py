@@ -275,8 +275,8 @@ WRONG: dict[str, tuple[Any, str]] = {
         ),
         "shard(both), argument p['up']: sf.auto cannot place the parameter together with its "
         "state, because their given placements differ\n  m['up'] is Shard(dim=0) on dp\n  "
-        "n['up'] is Shard(dim=1) on dp\n  try: give the same placement to all these tensors, or sf.auto "
-        "to all",
+        "n['up'] is Shard(dim=1) on dp\n  try: give the same placement to all these tensors, or "
+        "sf.auto to all of them",
     ),
 }
 

@@ -224,7 +224,7 @@ def test_what_is_not_a_module_is_refused() -> None:
 
 
 UNFIT = [
-    (P("ep"), "the mesh has no axis ep; the mesh has (dp=2, tp=3)"),
+    (P("ep"), "the mesh (dp=2, tp=3) has no axis ep"),
     (P(None, None, "dp"), "a placement of 3 dims for a tensor of 2, shape (7, 9)"),
 ]
 

@@ -200,7 +200,7 @@ tp=4); did you mean 'dp'?
     "axis_names that the mesh does not have": (
         lambda: mapped(fn, axis_names={"dq"})(X),
         sf.PlacementError,
-        """shard_map(fn), axis_names: the mesh has no axis 'dq'; the mesh has (dp=2, tp=4)
+        """shard_map(fn), axis_names: the mesh (dp=2, tp=4) has no axis 'dq'
   try: did you mean 'dp'?""",
     ),
     "a placement on an axis that is not manual": (
