@@ -134,7 +134,10 @@ def _check_links(names: tuple[str, ...], links: Mapping[str, Link] | None) -> tu
             else f"links is a {type(links).__name__}"
         )
         raise PlacementError.of(
-            "make_mesh, links", got, needed=f"one link for each of {', '.join(names)}", fix=fix
+            "make_mesh, links",
+            got,
+            needed=f"one link for each mesh axis: {', '.join(names)}",
+            fix=fix,
         )
     for name, link in links.items():
         if not isinstance(link, Link) or not _is_priced(link):

@@ -452,7 +452,7 @@ def _checked(dim: int, size: int, names: Sequence[str], part: str) -> int:
     if part != names[0]:
         raise ValueError(
             f"P({tuple(names)}) views dim {dim} as {blocks} blocks after its first axis; only "
-            f"the first may: {(part, *(n for n in names if n != part))}"
+            f"the first axis may do so: {(part, *(n for n in names if n != part))}"
         )
     if size % blocks:
         raise ValueError(

@@ -158,7 +158,7 @@ READING = (  # a captured function, by Dynamo
         },
     ),
     Patch(
-        what="guards on code, and objects that change",
+        what="Dynamo's guards on code and on changed objects",
         why="Dynamo does not guard replaced code, counts a restored object as changed (as "
         "functional_call restores one), and reports a change without its attribute or key",
         lost="a call would run the old program after the function's code was replaced",
@@ -186,7 +186,7 @@ READING = (  # a captured function, by Dynamo
         takes="under_transforms",
     ),
     Patch(
-        what="the step of a loop as an index",
+        what="indexing by the step number of a loop",
         why="for x[t], select and narrow Dynamo turns the step tensor t into a Python number",
         lost="a capture would fail on x[t] where t is the step of a loop",
         calls={
@@ -214,7 +214,7 @@ READING = (  # a captured function, by Dynamo
         },
     ),
     Patch(
-        what="arguments and lines in errors",
+        what="argument names and source lines in errors",
         why="Dynamo turns errors of fake tensors into text, loses the line of an error inside a "
         "`with`, shows shardfn's line for a condition on sizes, and refuses a dual number "
         "without its name",
@@ -274,10 +274,10 @@ READING = (  # a captured function, by Dynamo
         takes="hooked",
     ),
     Patch(
-        what="numbers of the rank, generators and context variables",
+        what="rank queries, random generators and context variables",
         why="Dynamo turns the rank's number, generators, context variables and random numbers of "
         "Python and NumPy into constants of the program",
-        lost="the rank and generators would silently become constants of the program",
+        lost="the rank's number and random numbers would silently become constants of the program",
         calls={
             VARIABLES + "TorchInGraphFunctionVariable.call_function": refused.rank_call_refused,
             OBJECT_CALL: refused.rank_method_refused,
@@ -394,7 +394,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         places=(FAKES + "FakeTensorMode.cache", "torch.fx.graph_module:_loader"),
     ),
     Patch(
-        what="zeros that stand for no tangent",
+        what="zero tensors that stand for missing tangents",
         why="sums with these zeros, their strides and their views are wrong, or real tensors in "
         "place of fake ones",
         lost="forward-mode derivatives would fail, or have the wrong strides",
@@ -464,7 +464,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         ),
     ),
     Patch(
-        what="torch's log of fake tensors",
+        what="torch's log messages about fake tensors",
         why="torch logs the failure that shardfn's error then reports",
         lost="torch logs some errors a second time",
         on_missing=DEGRADE,
@@ -551,7 +551,7 @@ MODULE = (  # while a module runs that Dynamo does not trace
     Patch(
         what="rank queries in a module",
         why="one program runs on every rank, so it cannot contain one rank's number",
-        lost="the number of the rank would be a constant of the program",
+        lost="one rank's number would become a constant of the program",
         calls=each(
             modules.rank_asked,
             "torch.distributed:get_rank",
@@ -755,7 +755,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     ),
     "new groups": (
         Patch(
-            what="the timeout of the groups of a mesh",
+            what="the timeout of a mesh's process groups",
             why="torch accepts no timeout for the process groups of a mesh with several axes",
             lost="the process groups of a mesh would have torch's default timeout",
             on_missing=DEGRADE,

@@ -115,9 +115,9 @@ PATTERNS = Kind(
 WORLDS = Kind(
     _are_worlds, "a tuple of numbers of ranks, or of dicts from axis names to sizes", "(1, 2, 3)"
 )
-SHAPE = Kind(_is_shape, "a tuple of sizes, 0 or more each", "ShapeDtype((2, 3))")
+SHAPE = Kind(_is_shape, "a tuple of sizes, each 0 or more", "ShapeDtype((2, 3))")
 SHAPE_OR_NONE = Kind(
-    lambda x: x is None or _is_shape(x), "a tuple of sizes, 0 or more each, or None", "shape=(4, 3)"
+    lambda x: x is None or _is_shape(x), "a tuple of sizes, each 0 or more, or None", "shape=(4, 3)"
 )
 MESHES = Kind(
     _are_meshes,

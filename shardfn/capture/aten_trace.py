@@ -226,7 +226,7 @@ def lifted_constants(
     for node in graph.graph.find_nodes(op="get_attr"):
         value = getattr(graph, node.target)
         if not isinstance(value, torch.Tensor):
-            (user, *_), fix = (node.users, "torch.where, or a Python loop, over plain ops")
+            (user, *_), fix = (node.users, "use torch.where or a Python loop over plain ops")
             raise CaptureError.of(
                 name,
                 f"the function uses the higher-order op {user.target}, which has no rule yet",

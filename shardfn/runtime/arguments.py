@@ -948,7 +948,7 @@ def other_leaves(request: Request, placed: Placed, leaves: list[Any], treedef: A
             *(f"{path}: the program has no such leaf" for path in new),
         ]
     kinds, wanted = (_tree.containers(t) for t in (treedef, placed.treedef))
-    return [f"the containers are {kinds}, the program is for {wanted}"]
+    return [f"the containers are {kinds}, but the program was compiled for {wanted}"]
 
 
 def _indices(treedef: Any) -> Any:

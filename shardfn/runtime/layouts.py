@@ -504,7 +504,7 @@ class LocalLayouts:
             f"{self.name}, argument {path}",
             f"the local tensor of the DTensor is {said(x)}",
             needed=f"{said(like)}, this rank's shard of the global tensor",
-            fix="sf.from_local(x, mesh, placements), which checks it",
+            fix="sf.from_local(x, mesh, placements), which checks the local shape",
             source=call_site(),
             arg_path=path,
         )

@@ -252,7 +252,7 @@ class Transformed:
               x: f32[3], was f32[2]
         """
         if not args and not kwargs:
-            return self.request.store.retrace or f"{self}: it has not been called"
+            return self.request.store.retrace or f"{self}: the function has not been called"
         return self.staged(explain_retrace, args, kwargs, lambda text: text)
 
     @property

@@ -303,7 +303,7 @@ REFUSED: dict[str, tuple[Fn, str, str]] = {
     ),
     "carry": (
         lambda a: sf.scan(lambda a, _: (a * 2, None), a, None, length=2)[0],
-        "a sparse tensor is in its carry",
+        "the loop's carry holds a sparse tensor",
         "close over it",
     ),
     "made of a dense one": (

@@ -138,7 +138,7 @@ def test_many_differences_of_a_kind_are_counted() -> None:
     new = Price(arguments={f"w{chr(97 + i)}": "f32[3]" for i in range(15)})
     found = lines(Price(arguments={}), new)
     assert found[0] == "argument wa is f32[3], was absent"
-    assert len(found) == 13 and found[-1] == "and 3 more of this kind"
+    assert len(found) == 13 and found[-1] == "and 3 more lines of this kind"
 
 
 def test_layers_with_one_difference_are_one_line() -> None:

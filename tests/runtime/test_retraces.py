@@ -29,7 +29,7 @@ def differences(text: str, earlier: str = "1 earlier signature") -> list[str]:
 
 def test_before_any_call_and_after_the_first() -> None:
     fn = staged(lambda x: x + 1)
-    assert fn.explain_retrace() == "jit(<lambda>): it has not been called"
+    assert fn.explain_retrace() == "jit(<lambda>): the function has not been called"
     first = "jit(<lambda>): this is the first call: no program exists yet"
     assert fn.explain_retrace(X) == first
     fn(X)

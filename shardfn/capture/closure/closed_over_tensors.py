@@ -173,7 +173,7 @@ class ClosedOver:
         if any(isinstance(self.tensors[i], torch.nn.Parameter) for i in lost):
             owner = names[0].rpartition(".")[0] or "module"
             fixes = (
-                f"fn, params, buffers = sf.functionalize({owner}), and its params as an argument",
+                f"fn, params, buffers = sf.functionalize({owner}), and pass params as an argument",
                 *FIXES,
             )
         fix = "; or ".join(fixes)

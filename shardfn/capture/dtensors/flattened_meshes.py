@@ -65,7 +65,7 @@ def refuse_flattened(what: str, mesh: Any, around: DeviceMesh) -> None:
             f"the flattened mesh of the DTensor is {axes_of(mesh)}, but the code uses the mesh "
             f"{axes_of(around)}",
             needed="one mesh",
-            fix=f"a placement for each of {', '.join(axes)}, on the mesh of these axes",
+            fix=f"give a placement for each of {', '.join(axes)}, on the mesh with these axes",
             mesh=around,
         )
 

@@ -190,7 +190,7 @@ def is_rank_outside(what: str, group: Any) -> bool:
         what,
         "only some ranks are in the group",
         needed="the same answer on all ranks",
-        fix="call it outside of the function, or use mesh.get_group(axis), of one mesh axis",
+        fix="make this call outside of the function, or use mesh.get_group(axis) of one mesh axis",
     )
 
 

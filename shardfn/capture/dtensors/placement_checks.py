@@ -219,7 +219,7 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
             f"the mesh of this call is {axes_of(mesh)}, but the code around the call uses "
             f"{axes_of(around)}",
             needed="one mesh",
-            fix="use one mesh, or a part of it: mesh['axis']",
+            fix="use the same mesh, or a part of that mesh: mesh['axis']",
             mesh=around,
         )
 

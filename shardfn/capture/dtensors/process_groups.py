@@ -164,7 +164,7 @@ def _only_mesh_with(what: str, group: Any, fitting: list[Any]) -> Any:
         what,
         f"the group {_group_text(group)} is an axis of {len(fitting)} meshes",
         needed="one mesh",
-        fix="call it inside `with use_mesh(mesh)`, with the mesh that you mean",
+        fix="make the call inside `with use_mesh(mesh)`, with the mesh that you mean",
     )
 
 

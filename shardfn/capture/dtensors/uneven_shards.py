@@ -109,7 +109,7 @@ def coordinate_of_rank(what: str, got: str) -> dict[str, int]:
 
 
 def _local_size(what: str, name: str, n: int, dim: int, size: int) -> int:
-    got = f"dim {dim} of {size} elements, sharded over {name} of {n} ranks"
+    got = f"dim {dim} has {size} elements, which the {n} ranks of {name} cannot share equally"
     if not ranks_may_differ():
         raise PlacementError.of(
             what,
@@ -211,7 +211,10 @@ def _differ(name: str, a: NodeTraits, b: NodeTraits) -> bool:
     if (a.op, a.inputs) != (b.op, b.inputs):
         raise _different_ops_error(name, a, b)
     if a.shape != b.shape:
-        got = f"local tensors make a DTensor of shape {a.shape} on one rank, {b.shape} on another"
+        got = (
+            f"local tensors make a DTensor of shape {a.shape} on one rank, but of shape {b.shape} "
+            "on another"
+        )
         fix = "pass shape= and stride= of the global tensor"
         raise PlacementError.of(
             "DTensor.from_local", got, needed="one global shape", fix=fix, source=a.line

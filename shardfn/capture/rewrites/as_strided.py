@@ -61,7 +61,7 @@ def refuse_unshaped(where: str, named: Iterable[tuple[str, Any]]) -> None:
             where,
             f"{', '.join(lazy)} {'has' if len(lazy) == 1 else 'have'} no shape yet",
             needed="parameters with values",
-            fix="call the module once on an example, which gives them shapes",
+            fix="call the module once on an example, which gives its parameters shapes",
             arg_path=lazy[0],
         )
 

@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
         "the constrained value is a sparse tensor",
         "place the stored elements of the argument by in_placements",
     ),
-    "mark_entering": ("a loop", "a sparse tensor is in its carry", "close over it"),
+    "mark_entering": ("a loop", "the loop's carry holds a sparse tensor", "close over it"),
 }
 
 

@@ -178,7 +178,7 @@ def _determine_mesh(where: str, mesh: Any, here: Scope) -> None:
         raise PlacementError.of(
             where,
             "no mesh is given, and no current mesh is set",
-            fix="shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`",
+            fix="shard_map(fn, mesh, ...), or call the function inside `with use_mesh(mesh)`",
         )
     here.uses_mesh = True
 
@@ -299,7 +299,7 @@ def bindings_of(what: str, axis_name: Any) -> Any:
 
 def _unbound(what: str, name: str, here: Scope, bound_names: tuple[Bound, ...]) -> CaptureError:
     if not bound_names:
-        fix = "call it inside shard_map, or inside vmap(fn, axis_name=...)"
+        fix = "make the call inside shard_map, or inside vmap(fn, axis_name=...)"
         return CaptureError.of(
             f"{what} over {name!r}",
             "the call is outside of any shard_map, so no axis name is bound",

@@ -53,7 +53,7 @@ def shard_texts(
         PlacementError: names every leaf that does not fit.
     """
     if wrong:
-        fix = "one placement for each leaf, or one P for all leaves of a subtree"
+        fix = "give one placement for each leaf, or one P for all leaves of a subtree"
         raise TreeError.of(
             f"{where}, {what}", "the placements do not match the tree", *wrong, fix=fix
         )

@@ -125,7 +125,7 @@ def tensor_text(x: torch.Tensor) -> list[Any]:
     sizes = [list(x.shape), list(x.stride()), x.storage_offset()]
     flat = [*sizes[0], *sizes[1], sizes[2]]
     if any(type(n) is not int for n in flat):
-        raise Unwritable("a tensor with symbols for sizes")
+        raise Unwritable("a tensor with symbolic sizes")
     bits = [name for name, (has, _) in BITS.items() if has(x)]
     dtype, device = (str(x.dtype).removeprefix("torch."), str(unnumbered(x.device)))
     return [*sizes, dtype, device, *bits]

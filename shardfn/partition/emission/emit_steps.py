@@ -252,7 +252,7 @@ def _enter(
                 step.node, [p.placements for p in mine], slot.placements, shape, shard.local_shape
             )
         assert shape == shard.local_shape, (
-            f"{step.node} gives {shape} on a rank, its placement {shard.local_shape}"
+            f"{step.node} has the local shape {shape}, but its placement gives {shard.local_shape}"
         )
 
 

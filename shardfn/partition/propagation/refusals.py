@@ -77,7 +77,7 @@ def wrong_local_shape(
     """
     fix = "sf.rule(..., example=(arguments of the op)), which checks the rule when it is registered"
     lines = (
-        f"the op gives {got} on a rank",
+        f"the op returns {got} on a rank",
         f"inputs placed {', '.join(map(str, ins))}, the result {out}",
     )
     return RuleError.of(

@@ -209,7 +209,7 @@ def _pairs(gone: Iterable[Statement], fresh: Iterable[Statement]) -> dict[Statem
 def _shown(lines: list[str]) -> list[str]:
     """Return the first differences of a kind, and how many more there are."""
     more = len(lines) - SHOWN
-    return lines if more <= 0 else [*lines[:SHOWN], f"and {more} more of this kind"]
+    return lines if more <= 0 else [*lines[:SHOWN], f"and {more} more lines of this kind"]
 
 
 def _rows_sent(price: Price) -> dict[Row, Sent]:

@@ -17,7 +17,7 @@ SECOND = (
     "use sf.grad or sf.hessian inside the called function, which can differentiate any number "
     "of times; or leave out create_graph"
 )
-FREED = "loss.backward(retain_graph=True) for all but the last"
+FREED = "loss.backward(retain_graph=True) in all backward calls but the last"
 WRITTEN = "write to the tensor after the backward, or write to a clone"
 
 

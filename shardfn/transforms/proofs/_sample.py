@@ -40,7 +40,7 @@ class Sample:
             )
             first = str(error).strip().split("\n", maxsplit=1)[0]
             raise RuleError.of(
-                f"rule({target}), example", f"the op does not run: {first}", fix=fix
+                f"rule({target}), example", f"the op fails on the example: {first}", fix=fix
             ) from error
         ins = tuple(n.meta["val"] for n in self.graph.find_nodes(op="placeholder"))
         self.call = OpCall(

@@ -192,7 +192,7 @@ def checked_memory(where: str, memory: Any, in_placements: Any) -> int | None:
     if not is_auto(in_placements):
         raise ShardError.of(
             f"{where}, memory",
-            "in_placements has no sf.auto, so nothing is chosen under the limit",
+            "in_placements has no sf.auto, so shardfn chooses no placements under the memory limit",
             fix="use in_placements=sf.auto; or leave out memory= and read lowered.memory",
             arg_path="memory",
         )

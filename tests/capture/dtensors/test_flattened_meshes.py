@@ -147,7 +147,7 @@ def test_dtensors_on_a_mesh_and_on_it_flattened_are_refused_together(first: str)
             sf.jit(fn, backend="aten")(own(0))
         shown = str(caught.value)
         assert "its mesh is (dp_tp=4), flattened, but the code uses the mesh" in shown
-        assert "a placement for each of dp, tp, on the mesh of these axes" in shown
+        assert "give a placement for each of dp, tp, on the mesh with these axes" in shown
 
 
 def test_a_name_that_is_taken() -> None:

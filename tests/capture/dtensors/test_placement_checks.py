@@ -147,7 +147,7 @@ x.device_mesh of a returned DTensor x""",
             in_placements=sf.P(),
             out_placements=sf.P("dp"),
         )(x),
-        """DTensor.to_local: dim 0 of 3 elements, sharded over dp of 2 ranks
+        """DTensor.to_local: dim 0 has 3 elements, which the 2 ranks of dp cannot share equally
   needed: shards of equal size, since all ranks share one program
   try: x.full_tensor(), x.redistribute to another dim, or pad the dim to a multiple of the ranks""",
     ),
@@ -159,8 +159,9 @@ x.device_mesh of a returned DTensor x""",
     ),
     "uneven shards without a shape": (
         lambda x, mesh: from_local(of_three_rows(x, mesh), mesh),
-        """DTensor.from_local: local tensors make a DTensor of shape (4, 2) on one rank, (2, 2) on \
-another
+        """DTensor.from_local: local tensors make a DTensor of shape (4, 2) on one rank, but of \
+shape \
+(2, 2) on another
   needed: one global shape
   try: pass shape= and stride= of the global tensor""",
     ),

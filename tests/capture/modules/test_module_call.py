@@ -381,8 +381,8 @@ def test_what_is_no_module_with_values_is_refused() -> None:
     lazy = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d())
     names = "0.weight, 0.bias, 1.weight, 1.bias, 1.running_mean, 1.running_var"
     assert refusal(lambda: sf.functionalize(lazy), sf.TreeError) == (
-        f"functionalize(Sequential): {names} have no shape yet\n  needed: parameters with values\n"
-        "  try: call the module once on an example, which gives them shapes"
+        f"functionalize(Sequential): {names} have no shape yet\n  needed: parameters with "
+        "values\n  try: call the module once on an example, which gives its parameters shapes"
     )
     with sf.fake_world(2):
         placed = nn.Linear(3, 2)

@@ -42,7 +42,7 @@ def test_a_result_that_cannot_stay_partial() -> None:
 def test_a_rule_that_gives_shards_of_another_shape() -> None:
     error = refusals.wrong_local_shape(node(), [(0, "R")], (0, "R"), (3,), (2,))
     text = str(error)
-    assert text.startswith("rule(aten.exp.default): the op gives (3,) on a rank\n")
+    assert text.startswith("rule(aten.exp.default): the op returns (3,) on a rank\n")
     assert "inputs placed (0, 'R'), the result (0, 'R')" in text
     assert "needed: (2,)" in text
 

@@ -128,7 +128,7 @@ def test_values_enter_leave_and_are_constrained_in_blocks() -> None:
     ("spec", "said"),
     [
         (P("a*4"), "'a*4' views dim 0 of size 6 as 4 equal blocks, so 4 must divide it"),
-        (P(("a", "b*3")), "only the first may: ('b*3', 'a')"),
+        (P(("a", "b*3")), "only the first axis may do so: ('b*3', 'a')"),
         (P("a*"), "names 'a*' for dim 0, which is not an axis name"),
         (P("a*0"), "names 'a*0' for dim 0, which is not an axis name"),
     ],

@@ -128,7 +128,8 @@ def test_a_graph_is_freed_as_autograds_are(step: Any) -> None:
     assert kept() is None
     assert said(value.backward) == (
         f"{fn}: the autograd graph of the call is freed, because an earlier backward used "
-        "it\n  at: HERE\n  try: loss.backward(retain_graph=True) for all but the last"
+        "it\n  at: HERE\n  try: loss.backward(retain_graph=True) in all backward calls but "
+        "the last"
     )
 
 

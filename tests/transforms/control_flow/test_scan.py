@@ -388,7 +388,7 @@ def test_a_carry_that_is_constrained_otherwise_than_it_enters_is_refused_with_th
         "shard(fn), scan: carry 0 enters a step placed Shard(dim=0) on dp and leaves it "
         "placed Shard(dim=1) on dp"
     )
-    assert "needed: one placement for every step" in str(error.value)
+    assert "needed: the same placement of the carry in every step" in str(error.value)
     assert "try: constrain the initial carry to the placement of the returned carry" in str(
         error.value
     )

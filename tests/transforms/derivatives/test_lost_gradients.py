@@ -71,9 +71,8 @@ def test_a_module_in_the_code_of_a_rank_is_named_with_functionalize() -> None:
         "gradients"
     )
     assert (
-        "try: fn, params, buffers = sf.functionalize(layer), and its params as an argument; or"
-        in text
-    )
+        "try: fn, params, buffers = sf.functionalize(layer), and pass params as an argument; or"
+    ) in text
 
 
 def test_a_compiled_call_takes_no_tensor_that_begins_to_require_grad() -> None:

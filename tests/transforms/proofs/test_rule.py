@@ -274,16 +274,16 @@ def test_an_op_that_fails_on_pieces_and_pieces_of_a_wrong_shape_are_refused() ->
         "rule(aten.t.default), 'a b -> a b': factor a has two sizes: 5 in input 0, 3 in result 0"
     )
     lines = refused(aten.t.default, lambda call: [((0,), (0,))], example=(X,))
-    assert (
-        lines[2]
-        == "  the op fails on the shards: t_default gives (3, 3) on a rank, its placement (2, 5)"
+    assert lines[2] == (
+        "  the op fails on the shards: t_default has the local shape (3, 3), but its "
+        "placement gives (2, 5)"
     )
 
 
 def test_a_wrong_rule_that_was_not_proved_is_refused_where_it_is_used() -> None:
     sf.rule(aten.t.default, lambda call: [((0,), (0,))])
     with pytest.raises(
-        RuleError, match="rule\\(aten.t.default\\): the op gives \\(3, 3\\) on a rank"
+        RuleError, match="rule\\(aten.t.default\\): the op returns \\(3, 3\\) on a rank"
     ) as error:
         collectives(lambda x: x.t(), P("dp"), X)
     assert "try: sf.rule(..., example=(arguments of the op))" in str(error.value)
@@ -449,7 +449,7 @@ def test_a_composite_op_says_what_it_becomes() -> None:
 def test_an_op_without_a_fake_implementation_is_refused() -> None:
     first, fix = refused(unread, "a b -> a b", example=(X,))
     assert first.startswith(
-        "rule(rules.unread.default), example: the op does not run: There was no fake "
+        "rule(rules.unread.default), example: the op fails on the example: There was no fake "
         "impl registered"
     )
     assert fix == (

@@ -230,8 +230,9 @@ NOTHING = "sf.auto is only for in_placements of "
 WRONG: dict[str, tuple[Any, str]] = {
     "memory without auto": (
         lambda mesh: sf.shard(torch.sin, mesh, P("dp"), memory="1GiB"),
-        "shard(sin), memory: in_placements has no sf.auto, so nothing is chosen under the "
-        "limit\n  try: use in_placements=sf.auto; or leave out memory= and read lowered.memory",
+        "shard(sin), memory: in_placements has no sf.auto, so shardfn chooses no placements "
+        "under the memory limit\n  try: use in_placements=sf.auto; or leave out memory= and "
+        "read lowered.memory",
     ),
     "memory of no size": (
         lambda mesh: sf.shard(torch.sin, mesh, sf.auto, memory="much"),

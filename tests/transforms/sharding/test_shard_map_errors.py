@@ -79,13 +79,13 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         )(X),
         sf.CaptureError,
         """psum over 'i': the call is outside of any shard_map, so no axis name is bound
-  try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
+  try: make the call inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a collective outside any mesh": (
         lambda: sf.psum(X, "dp"),
         sf.CaptureError,
         """psum over 'dp': the call is outside of any shard_map, so no axis name is bound
-  try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
+  try: make the call inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a collective in shard alone": (
         lambda: sf.shard(lambda x: sf.psum(x, "dp"), sf.make_mesh((8,), ("dp",)), backend="aten")(
@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ),
         sf.CaptureError,
         """psum over 'dp': the call is outside of any shard_map, so no axis name is bound
-  try: call it inside shard_map, or inside vmap(fn, axis_name=...)""",
+  try: make the call inside shard_map, or inside vmap(fn, axis_name=...)""",
     ),
     "a name twice": (
         named(("dp", "dp")),
@@ -161,14 +161,14 @@ the same value on all ranks of this axis
         """shard_map(fn), in_placements: the placements do not match the tree
   x: placements lack ['b']; placements have also ['c']
   rest[0]: placements have a tuple, the arguments have a tensor
-  try: one placement for each leaf, or one P for all leaves of a subtree""",
+  try: give one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "in_placements of another count": (
         lambda: inside_grad(mapped(fn, (P(),), P())),
         sf.TreeError,
         """shard_map(fn), in_placements: the placements do not match the tree
   the whole tree: placements lack rest
-  try: one placement for each leaf, or one P for all leaves of a subtree""",
+  try: give one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "in_placements of another tree at the door": (
         lambda: mapped(fn, ({"w": P(), "c": P()}, P()), P())(TREE, X),
@@ -186,7 +186,7 @@ subtree""",
         """shard_map(<lambda>), out_placements: the placements do not match the tree
   result['a']: placements have a tuple, the values have a tensor
   result['b']: placements have also [2]
-  try: one placement for each leaf, or one P for all leaves of a subtree""",
+  try: give one placement for each leaf, or one P for all leaves of a subtree""",
     ),
     "an axis that the mesh does not have": (
         lambda: mapped(lambda x: x, P("dp"), P("dq"))(X),
@@ -277,7 +277,7 @@ Partial
         lambda: sf.grad(lambda x: sf.shard_map(fn, None, P(), P())(x).sum())(X),
         sf.PlacementError,
         """shard_map(fn): no mesh is given, and no current mesh is set
-  try: shard_map(fn, mesh, ...), or call it inside `with use_mesh(mesh)`""",
+  try: shard_map(fn, mesh, ...), or call the function inside `with use_mesh(mesh)`""",
     ),
     "another mesh than that of the call": (
         lambda: sf.shard(mapped(fn), sf.make_mesh((8,), ("dp",)), backend="aten")(X),

@@ -293,7 +293,7 @@ def _changed(
     return PlacementError.of(
         f"{body.walk.name}, {body.node.target}",
         got,
-        needed="one placement for every step",
+        needed="the same placement of the carry in every step",
         fix=fix,
         **origin_of(result),
         placements=after,
