@@ -160,8 +160,7 @@ x.device_mesh of a returned DTensor x""",
     "uneven shards without a shape": (
         lambda x, mesh: from_local(of_three_rows(x, mesh), mesh),
         """DTensor.from_local: local tensors make a DTensor of shape (4, 2) on one rank, but of \
-shape \
-(2, 2) on another
+shape (2, 2) on another
   needed: one global shape
   try: pass shape= and stride= of the global tensor""",
     ),
