@@ -14,7 +14,7 @@ import pytest
 
 FOLDER = "locks"
 WROTE = "shardfn wrote the lock"  # a property of a test's report
-FIX = "pytest --update-locks, where the change is meant"
+FIX = "pytest --update-locks, if the change is intended"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,7 @@ from worlds import simulated
 
 import shardfn as sf
 
-GONE = """jit(step): this tensor was donated to that call and its memory is gone
+GONE = """jit(step): the tensor was donated to this call, so its memory is gone
   try: use the call's results, or leave the argument out of donate_argnums"""
 
 
@@ -42,7 +42,7 @@ def _checked(mesh: Any, backend: str = "aten") -> None:
             with pytest.raises(sf.ShardError) as caught:
                 gone.sum()
             assert without_line(caught.value) == GONE
-        with pytest.raises(sf.ShardError, match="was donated to that call"):
+        with pytest.raises(sf.ShardError, match="was donated to this call"):
             step(_arguments(mesh)[0], x, y)
 
 

@@ -133,7 +133,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_collective_of_values_in_a_world_without_values_is_refused(name: str) -> None:
     with sf.fake_world(4, numerics=False):
-        wanted = rf"torch.distributed, {name}(_base)?: a collective needs values"
+        wanted = rf"torch.distributed, {name}(_base)?: the collective needs values"
         with pytest.raises(sf.FakeValueError, match=wanted) as caught:
             CALLS[name](torch.ones(4))
         assert "numerics=True" in str(caught.value)

@@ -171,5 +171,5 @@ def test_local_tensors_of_other_ranks_do_not_meet() -> None:
         with pytest.raises(sf.PlacementError, match=r"ranks \[0, 1\], and of ranks \[2, 3\]"):
             x.to_local() + y.to_local()
         for take in (DTensor.from_local, sf.from_local):
-            with pytest.raises(sf.PlacementError, match=r"ranks \[0, 1\], on a mesh of ranks"):
+            with pytest.raises(sf.PlacementError, match=r"ranks \[0, 1\], but the mesh has ranks"):
                 take(x.to_local(), other, [Shard(0)])

@@ -52,7 +52,7 @@ def test_a_port_that_is_taken() -> None:
         port = other.getsockname()[1]
         text = refused(place(0, 2, port), 1)
         assert f"another process uses port {port}" in text
-        assert "try: another MASTER_PORT, or torchrun --standalone" in text
+        assert "try: set another MASTER_PORT, or use torchrun --standalone" in text
         # the others of this job meet a program that is no store, and says nothing
         text = refused(place(1, 2, port), 1)
         assert "the process that listens there is not torch's store: no answer within 1 s" in text
@@ -108,7 +108,7 @@ def test_two_processes_of_one_rank() -> None:
     assert texts[0] == "met"
     (twice,) = (text for text in texts if text != "met")
     assert "two processes are rank 1" in twice
-    assert "try: set another RANK for each process" in twice
+    assert "try: set a different RANK for each process" in twice
 
 
 @pytest.mark.usefixtures("one_number")

@@ -106,7 +106,7 @@ def test_checked_counts_are_the_counts_under_vmap_too() -> None:
     counts = torch.stack([COUNTS, COUNTS.T], 2)
     got = torch.func.vmap(lambda c: checked_counts(c, 5, 6), 2, 2)(counts)
     assert torch.equal(got, counts)
-    with pytest.raises(sf.CapacityError, match="receives 5 rows, and has room for 4"):
+    with pytest.raises(sf.CapacityError, match="receives 5 rows, but has room for 4"):
         torch.func.vmap(lambda c: checked_counts(c, 5, 4), 2)(counts)
 
 

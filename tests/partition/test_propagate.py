@@ -30,7 +30,7 @@ def test_an_unreduced_gradient_stays_so_through_linear_ops_and_is_refused_by_oth
     plan = propagate(linear, AXES, [("sum",)], [("sum",)], unreduced=[0])
     assert plan.outs[0].placements == ("sum",)
     other = program_of(lambda x: [x.exp()], X)
-    with pytest.raises(sf.PlacementError, match="argument x0: it is an unreduced"):
+    with pytest.raises(sf.PlacementError, match="argument x0: the value is an unreduced"):
         propagate(other, AXES, [("sum",)], [None], unreduced=[0])
 
 

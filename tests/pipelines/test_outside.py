@@ -275,7 +275,7 @@ def test_a_backward_of_updated_parameters_is_refused_by_name() -> None:
         return value, sf.tree_map(lambda w, g: w - g, params, gradients)
 
     def grow(out: Any, *_: Any) -> None:
-        with pytest.raises(sf.ShardError, match=r"result\[1\]\[0\] depends on other results"):
+        with pytest.raises(sf.ShardError, match=r"result\[1\]\[0\] depends on a result"):
             torch.autograd.backward(out[1][0], out[1][0].detach())
 
     in_stages(step, grow)

@@ -49,7 +49,7 @@ def test_a_parameter_on_no_stage() -> None:
 
 def test_a_value_that_would_go_back_names_its_parameter_and_line() -> None:
     text = refused([LAST, FIRST])
-    assert "params[1] is on stage 0, and is first read on stage 1, at " in text
+    assert "params[1] is on stage 0, but is first read on stage 1, at " in text
     assert "test_refusals.py" in text
 
 
@@ -84,7 +84,7 @@ def test_an_op_that_reads_parameters_of_two_stages_names_both(
     else:
         places, mesh = [FIRST, LAST], ((2,), ("pp",))
     text = refused_loss(loss_fn, places, mesh)
-    assert "params[0] is on stage 0, and is first read on stage 1, at " in text
+    assert "params[0] is on stage 0, but is first read on stage 1, at " in text
     assert "test_refusals.py" in text and "with params[1] of that stage" in text
     assert (
         "try: place each parameter on the stage that reads it first: stages follow the order"
@@ -181,4 +181,4 @@ def test_autograd_does_not_follow_a_derivative_of_a_pipelined_gradient() -> None
         "autograd records the call, and would differentiate the pipelined_grad in the function"
         in text
     )
-    assert "try: torch.no_grad() around the call" in text
+    assert "try: call under torch.no_grad()" in text

@@ -73,7 +73,7 @@ def test_right_programs_have_no_rows(step: Callable[..., Any], world: int) -> No
     x, y = X.repeat(2, 1)[:rows], Y.repeat(2, 1)[:rows]
     audit = sf.audit(step, single, x, y, world=world)
     assert audit.ok and not audit.notes, audit
-    assert str(audit).endswith("are those of one device") and audit.compared > 12
+    assert str(audit).endswith("equal those of one device") and audit.compared > 12
 
 
 def test_a_learning_rate_that_is_divided_is_named() -> None:

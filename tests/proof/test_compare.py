@@ -389,7 +389,10 @@ def test_a_mesh_outside_of_its_world_is_refused() -> None:
 
 
 def test_a_world_of_another_size_or_without_values_is_refused() -> None:
-    with sf.fake_world(3), pytest.raises(sf.ShardError, match="has 2 ranks, in a fake world of 3"):
+    with (
+        sf.fake_world(3),
+        pytest.raises(sf.ShardError, match="has 2 ranks, but the fake world has 3"),
+    ):
         sf.compare(doubled, X, b=steps.over({"dp": 2}, BATCH))
     with (
         sf.fake_world(2, numerics=False),

@@ -112,10 +112,10 @@ def test_a_term_of_a_sum_over_ranks_is_no_departure() -> None:
 @pytest.mark.parametrize(
     ("family", "name", "text"),
     [
-        (sequence_parallel, "positions_begin_at_each_part", "to read other values is kv (Linear)"),
-        (sequence_parallel, "a_window_becomes_full_attention", "to read other values is out"),
+        (sequence_parallel, "positions_begin_at_each_part", "whose input differs is kv (Linear)"),
+        (sequence_parallel, "a_window_becomes_full_attention", "whose input differs is out"),
         (sequence_parallel, "labels_are_shifted_within_each_part", "the labels differ"),
-        (tensor_parallel, "a_bias_is_added_by_every_rank", "return other values is Block, on"),
+        (tensor_parallel, "a_bias_is_added_by_every_rank", "whose output differs is Block, on"),
         (tensor_parallel, "ids_of_other_ranks_are_not_masked", "other values is Vocabulary, on"),
     ],
 )

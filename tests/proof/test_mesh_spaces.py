@@ -91,7 +91,7 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
     [
         (
             {"worlds": "8..1"},
-            ["meshes, worlds: worlds is '8..1', a str", "needed: numbers of ranks from 1 up"],
+            ["meshes, worlds: worlds is '8..1', a str", "needed: numbers of ranks of 1 or more"],
         ),
         ({"worlds": "8"}, ["worlds is '8', a str", 'try: @sf.meshes("1..8", shapes=...)']),
         ({"worlds": []}, ["worlds is [], a list"]),
@@ -136,7 +136,10 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
             {"sizes": {"q": 3}},
             ["meshes, sizes: sizes names 'q', which is not the name of a dim in shapes"],
         ),
-        ({"sizes": {"b": "7..0"}}, ["sizes of 'b' is '7..0', a str", "needed: a dict of dims"]),
+        (
+            {"sizes": {"b": "7..0"}},
+            ["sizes of 'b' is '7..0', a str", "needed: a dict from names of dims"],
+        ),
         ({"sizes": 3}, ["sizes is 3, a int"]),
         ({"axes": ("a", "a")}, ["meshes, axes: axes is ('a', 'a')", 'try: axes=("dp", "tp")']),
         ({"axes": "dp"}, ["axes is 'dp', a str"]),

@@ -164,7 +164,7 @@ def test_the_note_counts_and_tells_how_to_run_it() -> None:
     head, counts, how = summary.splitlines()
     assert head.startswith("meshes: mean_of_means fails on mesh (dp=2), ")
     assert "failures; " in counts and counts.endswith("examples passed")
-    assert how == "  python program.py, of these lines, fails alike:"
+    assert how == "  python program.py of these lines fails in the same way:"
     assert program.splitlines()[-1] == "    mean_of_means(mesh=mesh, x=x, w=w)"
 
 
@@ -289,7 +289,7 @@ def test_a_test_that_fails_once_only_is_named() -> None:
         .splitlines()[0]
         .endswith("flaky fails once, and then passes with the same example")
     )
-    assert "try: seeds inside of the test" in str(error)
+    assert "try: set seeds inside the test" in str(error)
 
 
 def test_in_an_open_world_the_meshes_are_its_own() -> None:
@@ -302,7 +302,7 @@ def test_in_an_open_world_the_meshes_are_its_own() -> None:
     with sf.fake_world(4):
         look()
     assert {*seen} == {(4,), (2, 2)}
-    with sf.fake_world(9), pytest.raises(pytest.skip.Exception, match="no mesh of the 9 ranks"):
+    with sf.fake_world(9), pytest.raises(pytest.skip.Exception, match="fits the 9 ranks"):
         look()
 
 
@@ -335,7 +335,7 @@ def test_on_real_ranks_all_draw_the_same_and_fail_together() -> None:
         assert "wrong fails on mesh (dp=2), x (1, 1) at P('dp'), w (1, 1) at P()" in text
         assert "torchrun --nproc-per-node=2 program.py" in text
         assert "fake_world" not in text
-    assert "rank 1 fails, and this one passes" in first
+    assert "rank 1 fails, but this rank passes" in first
     assert "rank 1 fails" not in second
 
 
@@ -386,5 +386,5 @@ def test_a_test_whose_examples_are_all_rejected_is_no_pass() -> None:
 
     with pytest.raises(sf.ShardError) as error:
         never()
-    assert "never was tried: each was rejected" in str(error.value)
+    assert "never was run, because each one was rejected" in str(error.value)
     assert "try: sizes=" in str(error.value)

@@ -93,7 +93,7 @@ def test_the_fixture_writes_compares_and_updates(
     message = other.failures["test_sizes[a/b]"]
     assert "test_of_steps_1.py:8 now runs sin x 1 (was 0)" in message
     assert f"at: {file}:12" in message and "shardfn_pytest/" not in message
-    assert "try: pytest --update-locks, where the change is meant" in message
+    assert "try: pytest --update-locks, if the change is intended" in message
     assert {name: (tmp_path / "locks" / name).read_bytes() for name in names} == texts
 
     updated = run(tmp_path, "--update-locks", monkeypatch=monkeypatch)
@@ -121,7 +121,7 @@ def test_wrong_options_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
     text += "def test_step(lock):\n    lock(sf.jit(plain), X, tolerances=3)\n"
     (tmp_path / "test_of_steps_4.py").write_text(text)
     (message,) = run(tmp_path, monkeypatch=monkeypatch).failures.values()
-    assert "lock, tolerances: tolerances is 3, a int, and must be a dict of fields" in message
+    assert "lock, tolerances: tolerances is 3, a int, and must be a dict from fields" in message
 
 
 LIGHT = """

@@ -129,7 +129,7 @@ def test_simulated_ranks_share_one_state_and_take_it_once() -> None:
 
 
 def test_what_is_no_state_is_refused() -> None:
-    with pytest.raises(ShardError, match="there is no state 'elsewhere'"):
+    with pytest.raises(ShardError, match="no random state is named 'elsewhere'"):
         state.set({"elsewhere": torch.zeros(3, dtype=torch.int64)})
     with pytest.raises(ShardError, match=r"'default' is \(2,\) torch.int64"):
         state.set({"default": torch.zeros(2, dtype=torch.int64)})

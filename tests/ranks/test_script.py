@@ -156,5 +156,5 @@ def test_a_wrong_mesh_is_refused_by_the_command(capsys: pytest.CaptureFixture[st
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(sf.ShardError, match=r"there is no script .*gone\.py"):
+    with pytest.raises(sf.ShardError, match=r"no file .*gone\.py"):
         sf.audit(str(tmp_path / "gone.py"), None, world=2)

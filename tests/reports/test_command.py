@@ -79,9 +79,9 @@ WRONG = {
     "no callable": (["step_of_a_test:size"], "step_of_a_test:size is a int, and not a function"),
     "no arguments": (
         ["step_of_a_test:loss"],
-        'takes w, x, and no shapes are given\n  try: --arg "f32[8, 16]" for each argument',
+        'takes w, x, but no shapes are given\n  try: give --arg "f32[8, 16]" for each argument',
     ),
-    "no arguments of a transform": (["step_of_a_test:step"], "takes w, x, and no shapes are given"),
+    "no arguments of a transform": (["step_of_a_test:step"], "takes w, x, but no shapes are given"),
     "no pair": (["step_of_a_test:nothing"], "step_of_a_test:nothing() returns NoneType"),
     "no shape": (
         ["step_of_a_test:step", "--arg", "f33[8]"],

@@ -242,11 +242,11 @@ def test_an_argument_lives_on_the_device_of_its_rank(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(devices, "_current", lambda: 1)
     for fits in ("cuda:1", "meta"):
         _check_device(torch.device(fits), "cuda")
-    with pytest.raises(ValueError, match="it lives on cpu, and the mesh is over cuda"):
+    with pytest.raises(ValueError, match="the tensor is on cpu, but the mesh is over cuda"):
         _check_device(torch.device("cpu"), "cuda")
     with pytest.raises(ValueError) as caught:
         _check_device(torch.device("cuda:0"), "cuda")
-    said = "it lives on cuda:0, and this rank's device is cuda:1; "
+    said = "the tensor is on cuda:0, but this rank's device is cuda:1; "
     assert str(caught.value).startswith(said)
     assert "torch.cuda.set_device(number) before" in str(caught.value)
 

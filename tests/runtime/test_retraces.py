@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import shardfn as sf
 from shardfn import P
 
-HEAD = "another signature; the closest of {} differs in"
+HEAD = "a new signature; the closest of {} differs in"
 X = torch.ones(4, 2)
 
 

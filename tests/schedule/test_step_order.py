@@ -156,7 +156,7 @@ def test_s1_2_at_one_rank_they_are_elided_and_the_program_says_so() -> None:
     assert low.plan.buckets == () and low.collectives == ()
     assert (
         low.program.elided
-        and f"{len(low.program.elided)} collectives over axes of size 1 were taken out" in str(low)
+        and f"{len(low.program.elided)} collectives over axes of size 1 were removed" in str(low)
     )
     assert set(low.plan.local) == {f"params[{i}]" for i in range(4)}, "nothing to send"
 

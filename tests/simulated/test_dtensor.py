@@ -181,7 +181,7 @@ def test_after_its_world_it_is_read_and_what_communicates_is_refused_by_name() -
         x.full_tensor()
     text = str(caught.value)
     assert "a DTensor: the op communicates, but the world of the DTensor has ended" in text
-    assert "try: sf.full(x), which reads it" in text
+    assert "try: sf.full(x) reads the DTensor" in text
 
 
 def test_nothing_of_torch_stays_replaced() -> None:

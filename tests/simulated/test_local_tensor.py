@@ -175,7 +175,7 @@ def test_every_use_of_a_donated_tensor_says_which_call_took_it(use: Callable[[An
         use(x)
     assert str(error.value) == str(used_after_donation("shard(step)"))
     assert str(error.value) == (
-        "shard(step): this tensor was donated to that call and its memory is gone\n"
+        "shard(step): the tensor was donated to this call, so its memory is gone\n"
         "  try: use the call's results, or leave the argument out of donate_argnums"
     )
     assert error.value.fix == "use the call's results, or leave the argument out of donate_argnums"

@@ -61,7 +61,7 @@ def test_a_damaged_file_is_dropped_with_one_warning(here: Folder, kind: str) -> 
     here.write("a", b"text")
     path = here.path / f"a{SUFFIX}"
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
-    with pytest.warns(UserWarning, match="compiled again: it is damaged"):
+    with pytest.warns(UserWarning, match="compiled again: the file is damaged"):
         assert here.read("a") is None
     assert not path.exists()
 

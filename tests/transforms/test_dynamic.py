@@ -366,7 +366,7 @@ BAD_MARKS = {
         lambda: sf.mark_dynamic(torch.ones(()), 0),
         "the tensor has no dim 0: its shape is ()",
     ),
-    "not a dim": (lambda: sf.mark_dynamic(batch(2), "x"), "there is no dim 'x'"),
+    "not a dim": (lambda: sf.mark_dynamic(batch(2), "x"), "the tensor has no dim 'x'"),
     "strict": (lambda: sf.mark_dynamic(batch(2), 0, strict=1), "strict is 1"),
 }
 BAD_OPTIONS = {

@@ -146,7 +146,7 @@ def test_dtensors_on_a_mesh_and_on_it_flattened_are_refused_together(first: str)
         with pytest.raises(sf.PlacementError) as caught:
             sf.jit(fn, backend="aten")(own(0))
         shown = str(caught.value)
-        assert "its mesh is (dp_tp=4), flattened, but the code uses the mesh" in shown
+        assert "the flattened mesh of the DTensor is (dp_tp=4), but the code uses the mesh" in shown
         assert "give a placement for each of dp, tp, on the mesh with these axes" in shown
 
 

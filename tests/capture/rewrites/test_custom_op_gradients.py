@@ -184,7 +184,7 @@ def test_a_tangent_that_torch_would_leave_out_is_refused(case: str) -> None:
     with pytest.raises(CaptureError, match="no forward-mode derivative") as caught:
         FORWARD[case]()
     assert caught.value.fix == (
-        "use reverse mode: sf.vjp or sf.jacrev; or sf.custom_jvp around the op"
+        "use reverse mode: sf.vjp or sf.jacrev; or wrap the op in sf.custom_jvp"
     )
 
 

@@ -96,8 +96,8 @@ def test_where_the_code_does_not_say_it_is_refused_by_name(mesh: Any, case: str)
     with pytest.raises(sf.CaptureError) as caught:
         gradient(AROUND[case](loss(mesh)), w)
     text = str(caught.value)
-    assert text.startswith("DTensor.to_local: all ranks of tp have the same value")
-    assert "try: to_local(grad_placements=[Replicate()])" in text
+    assert text.startswith("DTensor.to_local: a value that is equal on all ranks of tp")
+    assert "try: to_local or full_tensor with grad_placements=[Replicate()]" in text
     assert caught.value.source is not None and "test_gradients.py" in caught.value.source
 
 
@@ -171,7 +171,9 @@ def test_an_equal_gradient_where_ranks_have_terms_is_refused(mesh: Any) -> None:
         return y.sum()
 
     for fn in (reduced, of_a_shard, written):
-        with pytest.raises(sf.CaptureError, match="grad_placements: it says that all ranks of tp"):
+        with pytest.raises(
+            sf.CaptureError, match="grad_placements states an equal gradient on all ranks of tp"
+        ):
             gradient(fn, w)
 
 
@@ -316,7 +318,7 @@ def test_a_value_that_enters_both_ways_is_refused_where_it_is_differentiated(lin
     staged = lambda fn: sf.jit(sf.grad(fn, argnums=(0, 1)), backend="aten")(d, v, x)
     for options, why in (
         ({}, "is combined with plain tensors"),
-        (SAID, "it says that all ranks of tp"),
+        (SAID, "grad_placements states an equal gradient on all ranks of tp"),
         (TERMS, "a replicated DTensor is made from values"),
     ):
         sf.jit(in_one(options), backend="aten")(d, v, x)  # without a gradient

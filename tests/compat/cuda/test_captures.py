@@ -47,7 +47,7 @@ def test_some_programs_for_gpus_are_lowered_without_one(tmp_path: Path) -> None:
         text = said["refusals"][name]
         assert "tensors on different devices meet in one op" in text, name
         assert "device=x.device" in text and "captures.py" in text, name
-    assert "it lives on cpu, and the mesh is over cuda" in said["refusals"]["an argument"]
+    assert "the tensor is on cpu, but the mesh is over cuda" in said["refusals"]["an argument"]
     for name, reason in HOST_WORK.items():
         text = said["host work"][name]
         assert (reason in text) if reason else text == "", (name, text)

@@ -152,7 +152,7 @@ def test_a_function_made_at_each_call_is_warned_of() -> None:
     fn = sf.jit(lambda x, g: g(x), backend="aten")
     (w,) = caught(lambda: [fn(X, lambda x: x + 1) for _ in range(4)])
     assert "argument g: the function is created anew for each call" in str(w.message)
-    assert "try: the function defined once" in str(w.message)
+    assert "try: define the function once" in str(w.message)
 
 
 MODULES: dict[str, Callable[[], nn.Module]] = {

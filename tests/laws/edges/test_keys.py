@@ -197,7 +197,8 @@ def test_a_compiled_program_takes_its_own_constants_and_refuses_others(
         same(compiled(*args, **kwargs), scaled(*args, **kwargs))
         return
     with pytest.raises(
-        sf.TreeError, match="differ from the compiled ones\n  k.*, the program is for "
+        sf.TreeError,
+        match="differ from those that the program was compiled for\n  k.*, the program is for ",
     ) as caught:
         compiled(*args, **kwargs)
     assert "call the transformed function itself" in caught.value.fix

@@ -307,7 +307,9 @@ def test_a_static_argument_without_a_hash_is_refused(x: Any) -> None:
     assert f"jit(<lambda>): static argument 1 is a {type(x).__name__}, which has no hash" in str(
         caught.value
     )
-    assert "needed: a hashable constant\n  try: a tuple for a list" in str(caught.value)
+    assert "needed: a hashable constant\n  try: pass a tuple in place of a list" in str(
+        caught.value
+    )
 
 
 def test_static_and_donated_positions_that_do_not_fit_say_so() -> None:

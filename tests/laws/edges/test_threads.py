@@ -321,7 +321,7 @@ def test_a_tensor_is_donated_once() -> None:
     right = [r for r in results if isinstance(r, torch.Tensor)]
     assert_close(right, [values(5) + 1])
     assert all(
-        "was donated to that call" in str(r) for r in results if not isinstance(r, torch.Tensor)
+        "was donated to this call" in str(r) for r in results if not isinstance(r, torch.Tensor)
     )
 
 

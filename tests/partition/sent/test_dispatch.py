@@ -226,7 +226,7 @@ def test_more_rows_than_a_rank_takes_are_an_error_that_names_the_expert() -> Non
             sharded(params, X.abs())
     text = str(error.value)
     assert text.startswith("shard(fn), p['up']: rank 1 of the axis gets")
-    assert "of them for expert" in text and "and has room for 9" in text and "rows=" in text
+    assert "of them for expert" in text and "but has room for 9" in text and "rows=" in text
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def _too_many_on_one_coordinate() -> str:
 def test_every_rank_of_the_mesh_refuses_what_one_cannot_take() -> None:
     here, there = run_ranks(4, _too_many_on_one_coordinate)[1:3]
     assert "rank 1 of the axis gets 8 rows for its experts, 4 of them for expert 3" in here
-    assert "a rank at another coordinate of the mesh gets 8 rows" in there
+    assert "a rank at another coordinate of the mesh receives 8 rows" in there
 
 
 def test_nothing_is_agreed_on_where_no_bound_can_be_broken() -> None:

@@ -239,8 +239,8 @@ HOSTILE: dict[str, tuple[Callable[[Any], None], str]] = {
     "jit": (calling("aten.save.default"), "the op aten.save.default"),
     "another shape": (reshaped, "the shape is not that of a shard"),
     "other strides": (restrided, "the strides are not those of a shard"),
-    "another torch": (settled("torch", "2.11.0"), "it was made with torch 2.11.0"),
-    "another shardfn": (settled("shardfn", "9.9"), "it was made with shardfn 9.9"),
+    "another torch": (settled("torch", "2.11.0"), "the artefact was made with torch 2.11.0"),
+    "another shardfn": (settled("shardfn", "9.9"), "the artefact was made with shardfn 9.9"),
     "no mesh": (settled("mesh", [["dp"], [-1], "cpu"]), "the sizes of a mesh"),
     "no arguments": (settled("arguments", {}), "KeyError"),
     "no results": (settled("results", []), "TypeError"),
@@ -296,7 +296,7 @@ def test_another_mesh_is_refused_by_name(tmp_path: Path) -> None:
         assert "try: sf.make_mesh((2, 2), ('dp', 'tp'), 'cpu')" in str(caught.value)
         rewritten(path, settled("mesh", [["dp", "tp"], [2, 2], "cuda"]))
         mesh = sf.make_mesh((2, 2), ("dp", "tp"), device_type="cpu")
-        with pytest.raises(ArtefactError, match="made for cuda, the mesh is of cpu"):
+        with pytest.raises(ArtefactError, match="made for cuda, but the mesh is over cpu"):
             sf.load_compiled(path, mesh=mesh)
     with pytest.raises(ShardError):  # a world of one rank
         sf.load_compiled(path)

@@ -44,7 +44,7 @@ def donating(fn: Any = step, backend: str = "aten") -> Any:
 
 
 def is_gone(x: torch.Tensor) -> bool:
-    with pytest.raises(sf.ShardError, match="was donated to that call"):
+    with pytest.raises(sf.ShardError, match="was donated to this call"):
         x.sum()
     return True
 
@@ -155,7 +155,7 @@ def test_donated_dtensors_that_are_held_stay_gone(mesh: Any) -> None:
     assert all(map(is_gone, held))
     a, b = sf.full(state)
     assert a.equal(X + 6) and b.equal(X * 64)
-    with pytest.raises(sf.ShardError, match="was donated to that call"):
+    with pytest.raises(sf.ShardError, match="was donated to this call"):
         run(*held[:2])
 
 
@@ -204,7 +204,7 @@ def test_one_of_two_threads_donates_a_tensor() -> None:
         try:
             row.append(fn(*given)[0])
         except sf.ShardError as error:
-            assert "was donated to that call" in str(error)
+            assert "was donated to this call" in str(error)
 
     for _ in range(20):
         x, found = X.clone(), list[Any]()

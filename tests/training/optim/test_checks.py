@@ -103,7 +103,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "LBFGS": (
         lambda: sf.optim(O.LBFGS),
         sf.CaptureError,
-        ("optim(LBFGS): it evaluates the loss again", "use sf.value_and_grad in your own loop"),
+        (
+            "optim(LBFGS): the optimizer evaluates the loss again",
+            "use sf.value_and_grad in your own loop",
+        ),
     ),
     "SparseAdam": (
         lambda: sf.optim(O.SparseAdam),

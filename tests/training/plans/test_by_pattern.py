@@ -101,13 +101,13 @@ def test_all_patterns_and_parameters_without_counterpart_are_listed_with_near_na
 
 def test_a_star_that_is_meant_to_match_more_is_told_how() -> None:
     text = refused({"*.bias": P()}, default=P())
-    assert "'*.bias' matches nothing; * stays within one name; '**.bias' matches" in text
+    assert "'*.bias' matches nothing; * matches within one name only; '**.bias' matches" in text
     text = refused({re.compile("bias"): P()}, default=P())
-    assert "re.compile('bias') matches nothing; a regular expression has to match" in text
+    assert "re.compile('bias') matches nothing; a regular expression must match" in text
     text = refused({re.compile("bais"): P()}, default=P())
     assert "near it: " in text
     text = refused({"embed.*": P(), "*.weight": P()})
-    assert "nothing matches layers.*.up.weight; * stays within one name" in text
+    assert "nothing matches layers.*.up.weight; * matches within one name only" in text
 
 
 def test_a_pattern_that_never_counts_is_named_with_the_one_before_it() -> None:

@@ -250,7 +250,9 @@ def test_a_plan_of_the_base_model_is_read_below_it() -> None:
 
 def test_a_plan_of_two_base_models_is_refused_and_one_of_none() -> None:
     params = {f"{top}.up.weight": ShapeDtype((4, 3)) for top in ("text", "vision")}
-    with pytest.raises(sf.TreeError, match="its names occur in each of text, vision, and it"):
+    with pytest.raises(
+        sf.TreeError, match="the plan's names occur in each of text, vision, so the"
+    ):
         sf.placements(params, {"up": "colwise"}, axis="tp")
     with pytest.raises(sf.TreeError, match="'upp' matches nothing; near it: text.up"):
         sf.placements(params, {"upp": "colwise"}, axis="tp")

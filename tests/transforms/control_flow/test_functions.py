@@ -214,7 +214,7 @@ def test_s7_3_the_rank_in_a_backward_is_each_ranks_own() -> None:
         found = sf.jit(sf.grad(loss))(x)
         for rank in range(2):
             _close([found.shards[rank]], [torch.full_like(x, 1 + rank)])
-        with pytest.raises(sf.ShardError, match="get_rank: it is code of one rank"):
+        with pytest.raises(sf.ShardError, match="get_rank: the call belongs to code of one rank"):
             sf.shard(sf.grad(loss), mesh, P("tp"))(x)
 
 

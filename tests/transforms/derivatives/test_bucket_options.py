@@ -253,7 +253,7 @@ SAID = {
     ],
     "another axis": [
         "plan: params['d'] has an all_reduce over tp in the ",
-        ", and the plan has no bucket for it",
+        ", but the plan has no bucket for it",
     ],
     "another placement": [
         (

@@ -599,7 +599,7 @@ def test_segments_without_functions_are_refused(segments: Any) -> None:
         fn(torch.ones(2))
     text = f"checkpoint_sequential, segments: got {segments!r}, for 2 functions"
     assert text in str(caught.value)
-    assert "try: segments=1, or as many" in str(caught.value)
+    assert "try: segments=1, or at most as many" in str(caught.value)
 
 
 def test_torchs_own_checkpoint_nests_with_ours() -> None:

@@ -63,7 +63,7 @@ def test_all_that_is_over_the_budget_is_listed(step: Any) -> None:
     assert head.startswith(
         "shard(bucketed_grad(_loss)): 1 all_gather, and 0 in the budget: for mm over dp, "
     )
-    assert " a rank, and at most 1 B in the budget: all_gather for mm over dp, " in lines[0]
+    assert ", but the budget allows 1 B: all_gather for mm over dp, " in lines[0]
     assert (
         "implicit collectives, and at most 0 in the budget: all_gather for mm over dp" in lines[1]
     )

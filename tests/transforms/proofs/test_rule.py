@@ -261,7 +261,7 @@ def test_a_factor_that_the_op_works_along_is_refused_with_the_first_wrong_elemen
 def test_a_pending_sum_is_refused_where_the_op_is_not_linear() -> None:
     for rule in ("i k, k j, j -> i j", lambda call: [(("sum", "R"), ("sum",))]):
         first, inputs, differs, *_ = refused(product, rule, example=(X, Y, None, True))
-        assert "-> ('sum',) is not right on 2 ranks" in first
+        assert "-> ('sum',) is wrong on 2 ranks" in first
         assert inputs == "  inputs (5, 3), (3, 7)"
         assert "the first different element is at (0, " in differs
 
@@ -292,7 +292,7 @@ def test_a_wrong_rule_that_was_not_proved_is_refused_where_it_is_used() -> None:
 def test_a_rule_is_proved_for_other_arguments_on_demand() -> None:
     rule = sf.rule(product, lambda call: "i k, k j, j -> i j", example=(X, Y))
     rule.check(X, Y, None)
-    with pytest.raises(RuleError, match="is not right on 2 ranks"):
+    with pytest.raises(RuleError, match="is wrong on 2 ranks"):
         rule.check(X, Y, relu=True)
 
 

@@ -181,7 +181,7 @@ def test_compiled_donation_reuses_the_memory_and_the_second_call_compiles_nothin
         assert out.to_local().data_ptr() == address
         before = dict(counts)
         gone, out = out, fn(fn(out))
-        with pytest.raises(sf.ShardError, match="was donated to that call"):
+        with pytest.raises(sf.ShardError, match="was donated to this call"):
             fn(gone)  # its spec is that of a ready signature, its memory is not there
         assert counts["compilations"] == before["compilations"], (
             "the program of the DTensor argument is that of the tensor"

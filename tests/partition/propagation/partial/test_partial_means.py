@@ -228,6 +228,7 @@ def test_a_constant_is_no_pending_sum(kind: str) -> None:
             assert sf.full(ones(X)).tolist() == [1, 1, 1]
         else:
             with pytest.raises(
-                sf.PlacementError, match=f"was never Partial, and cannot stay {kind} over dp"
+                sf.PlacementError,
+                match=f"was never Partial, so its placement cannot stay {kind} over dp",
             ):
                 ones(X)
