@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_used_is_one_warning(
         warnings.simplefilter("always")
         result = sf.jit(cubed)(X)
     assert torch.equal(result, cubed(X))
-    assert [str(x.message) for x in told if "not stored" in str(x.message)] == [
+    assert [str(x.message) for x in told if "not cached" in str(x.message)] == [
         str(x.message) for x in told
     ]
     assert len(told) == 1

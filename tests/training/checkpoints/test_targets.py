@@ -27,7 +27,7 @@ def test_placements_that_do_not_fit(folder: str) -> None:
             sf.load(folder, TREE, mesh, P(None, "dp"))
         with pytest.raises(sf.TreeError, match="do not match the given tree"):
             sf.load(folder, TREE, mesh, {"w": P()})
-        with pytest.raises(sf.PlacementError, match="and no mesh"):
+        with pytest.raises(sf.PlacementError, match="but no mesh"):
             sf.load(folder, TREE, None, P())
     with sf.fake_world(2, numerics=False), pytest.raises(sf.FakeValueError, match="no values"):
         sf.load(folder, TREE)
