@@ -147,9 +147,9 @@ class _Search:
         if better is None:
             got += (
                 "; the communication takes longer than the computation, and no other placement of "
-                "one "
+                "one argument reduces the communication"
             )
-            return self.warning(got + "argument spares it", "in_placements=sf.auto", step.node)
+            return self.warning(got, "in_placements=sf.auto", step.node)
         after = implicit_bytes(better.plan, self.graph)
         fix = f"{better}, with which it sends {human_bytes(after)}"
         return self.warning(got, fix, step.node)
@@ -191,7 +191,7 @@ class _Search:
             most = f"most of them by {op_name(node)}"
             got = f"{share} are computed replicated by {everyone}, {most}"
             if better is None:
-                got += ", and no other placement of one argument makes it smaller"
+                got += ", and no other placement of one argument splits this work"
             yield self.warning(got, str(better or "in_placements=sf.auto"), node)
 
     def is_replicated(self, step: plan.Apply, axis: int) -> bool:

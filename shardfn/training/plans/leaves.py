@@ -46,8 +46,8 @@ def params_of(where: str, tree: Any, module: Any = None) -> Params:
     """
     if not isinstance(tree, dict):
         of_module = isinstance(tree, (torch.nn.Module, Iterator))
-        fix = "dict(module.named_parameters())" if of_module else '{"params": params}, whose '
-        fix += "" if of_module else 'then read the placements at ["params"]'
+        fix = "dict(module.named_parameters())" if of_module else '{"params": params}, and '
+        fix += "" if of_module else 'read the placements at ["params"]'
         raise TreeError.of(
             f"{where}, params",
             f"a {type(tree).__name__}",

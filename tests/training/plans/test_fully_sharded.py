@@ -121,7 +121,7 @@ def test_other_trees_than_dicts_are_told_what_to_write(mesh: Any) -> None:
     params = [torch.ones(4), (torch.ones(6, 8),)]
     with pytest.raises(sf.TreeError, match="a list") as caught:
         sf.fsdp(params, mesh)
-    fix, _, where = str(caught.value.fix).partition(", whose placements then are at ")
+    fix, _, where = str(caught.value.fix).partition(", and read the placements at ")
     tree = eval(fix, {"params": params})
     found = eval(f"sf.fsdp(tree, mesh){where}", {"sf": sf, "tree": tree, "mesh": mesh})
     assert found == [P(("dp", "tp")), (P(("dp", "tp")),)]
