@@ -91,7 +91,7 @@ REGISTRIES = (
     ),
     State("world", "_groups", "how many times a world has created process groups"),
     State("jobs.beside", "_watches", "the watchdog of each world"),
-    State("jobs.beside", "_connections", "sockets of the process groups that a watchdog closes"),
+    State("jobs.beside", "_connections", "sockets of process groups"),
     State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
     State("partition.rule_api.registry", "_rules", "sharding rules of users"),
     State("compile.loops", "_compiled", "compiled loops of live programs, by number"),
@@ -110,7 +110,7 @@ REGISTRIES = (
     State(
         "_compat.distributed.every_rank",
         "_one_thread",
-        "the thread that runs torch for all simulated ranks",
+        "lock for running torch for all simulated ranks",
     ),
     State("_compat.cpp_kernels.folder", "_kernel_folder", "users of the kernel folder"),
     State("_compat.native.library", "_loaded", "C++ functions of the call path"),
@@ -154,7 +154,9 @@ ONCE = (
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
     State("_compat.dynamo.reading", "_handler", "functions that Dynamo traces in place of others"),
     State("_compat.cpp_kernels.units", "_processor", "the processor's instruction sets"),
-    State("_compat.compilations.environment", "_fixed", "the versions of torch and of the machine"),
+    State(
+        "_compat.compilations.environment", "_fixed", "versions of torch and others, the machine"
+    ),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
     State(
         "compile.native", "_loading", "whether the C++ functions of a call are loaded or loading"

@@ -86,4 +86,4 @@ def first_difference(mine: Any, other: Any) -> tuple[int, str, str] | None:
 
 def _around(lane: Any, at: int) -> str:
     text = lane["recent"][-1][2] if lane["recent"] else "none"
-    return f"the rank has not begun that call; its last call is {text}, call {lane['count']}"
+    return f"one of the first {at} calls differs; the last call is {text}, call {lane['count']}"

@@ -183,7 +183,7 @@ def _wrong(place: Place, inside: bool) -> str | None:
     if is_placed and (
         place.is_given or viewed(before) or before.meta["val"].stride() != value.stride()
     ):
-        return "the view reads the memory of a value that has passed a constraint or a name"
+        return "the view reads the memory of a value through a sharding constraint or a name"
     if inside and place.owner.op == "placeholder":
         return "in a loop or branch the view reads the memory of a value from outside"
     if (asked.dtype, asked.device) != (value.dtype, value.device):

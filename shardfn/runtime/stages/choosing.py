@@ -60,7 +60,7 @@ def chosen(
     if search.is_late:
         log.warning(
             "%s: sf.auto: the integer program is too large, or had no solution within the "
-            "search limits; shardfn takes the cheaper of data parallel and fully sharded "
+            "search limits; shardfn takes the cheapest of data parallel and fully sharded "
             "placements",
             traced.request.name,
         )

@@ -122,7 +122,7 @@ def _check_rows(x: torch.Tensor, batch: Batch) -> None:
     """
     count = batch.mine or 1
     if x.dim() == 0 or x.shape[0] != count:
-        raise ValueError(f"collate_fn returned {described(x)} for {count} rows of the dataset")
+        raise ValueError(f"the batch has {described(x)} for {count} rows of the dataset")
 
 
 def _but_rows(mark: Any) -> Any:

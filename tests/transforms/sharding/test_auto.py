@@ -216,7 +216,7 @@ def test_when_time_is_up_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert low.placements.text() == "(P(), P('x'))"
     assert (
         "shard(step): sf.auto: the integer program is too large, or had no solution within "
-        "the search limits; shardfn takes the cheaper of data parallel and fully sharded "
+        "the search limits; shardfn takes the cheapest of data parallel and fully sharded "
         "placements"
     ) in said
 
