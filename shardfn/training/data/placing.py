@@ -122,7 +122,9 @@ def _check_rows(x: torch.Tensor, batch: Batch) -> None:
     """
     count = batch.mine or 1
     if x.dim() == 0 or x.shape[0] != count:
-        raise ValueError(f"the batch has {described(x)} for {count} rows of the dataset")
+        raise ValueError(
+            f"{described(x)} must have the {count} rows that were read from the dataset"
+        )
 
 
 def _but_rows(mark: Any) -> Any:

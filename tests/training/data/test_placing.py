@@ -80,7 +80,7 @@ WRONG: dict[str, tuple[Batch, Any, str]] = {
     "rows": (
         Batch({"x": torch.ones(5), "y": ["a"]}, 0, rows=7, mine=3),
         P("dp"),
-        "collate_fn returned loader: batch['x']: float32[5] for 3 rows of the dataset\n  "
+        "loader: batch['x']: float32[5] must have the 3 rows that were read from the dataset\n  "
         "batch['y'][0]: 'a' is not a tensor, so it has no rows\n  try: give placements that "
         "fit each tensor; or rows=False, with which each rank reads the global batch",
     ),
