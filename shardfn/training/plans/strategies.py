@@ -235,7 +235,7 @@ def _ways(where: str, kind: Kind, axis: str, attention: Any, base: Any) -> dict[
         raise PlacementError.of(
             f"{where}, attention",
             f"it is {attention!r}",
-            needed=f'a dict: a method of sharded attention for the "context" axis {of_context!r}',
+            needed=f'a dict with a method of attention for the "context" axis {of_context!r}',
             fix=f"attention={{{of_context!r}: 'ring'}}",
             arg_path="attention",
         )

@@ -92,7 +92,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a base of other names": (
         {"base": {"v": P()}},
-        "fsdp, base: the default does not match the parameters",
+        "fsdp, base: base does not match the parameters",
     ),
     "a Partial base": (
         {"base": [Partial(), Replicate()]},

@@ -316,13 +316,13 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
         ("ddp",),
         {"attention": {"dp": "ring"}},
         "strategy('ddp'), attention: it is {'dp': 'ring'}\n  needed: a dict with a method of "
-        "sharded attention for the \"context\" axis 'cp'\n  try: attention={'cp': 'ring'}",
+        "attention for the \"context\" axis 'cp'\n  try: attention={'cp': 'ring'}",
     ),
     "attention over another axis": (
         ("context",),
         {"axis": "tp", "attention": {"dp": "ring"}},
         "strategy('context'), attention: it is {'dp': 'ring'}\n  needed: a dict with a method "
-        "of sharded attention for the \"context\" axis 'tp'\n  try: attention={'tp': 'ring'}",
+        "of attention for the \"context\" axis 'tp'\n  try: attention={'tp': 'ring'}",
     ),
     "an unknown way of attention": (
         ("context",),

@@ -68,7 +68,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: doubled.defvjp(lambda x, y: (x, None), lambda _, g: (g, None)),
         sf.ShardError,
         (
-            "custom_vjp(doubled): the function already has a rule\ncall   try: custom_vjp(f) "
+            "custom_vjp(doubled): the function already has a rule\n  try: call custom_vjp(f) "
             "again with the other rule"
         ),
     ),

@@ -39,9 +39,7 @@ def failure(fn: Step, mask: torch.Tensor = MASK) -> str:
 
 def test_a_mean_of_means_is_said_with_its_weights() -> None:
     text = failure(sf.value_and_grad(per_rank(loss)))
-    assert (
-        "it is a mean of means: ranks of dp, where the plain result count with the weights 2, 1, 2"
-    ) in text
+    assert ("it is a mean of means: weights 2, 1, 2 over dp, but the plain result") in text
 
 
 def test_a_number_alone_does_not_tell_weights_of_three() -> None:

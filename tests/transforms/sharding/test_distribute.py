@@ -201,7 +201,7 @@ def test_ranks_of_other_stages_bring_nothing() -> None:
             with pytest.raises(sf.PlacementError) as error:
                 sf.from_local(shards, mesh, P(pp=1))
             assert str(error.value) == (
-                "from_local: the shard of the rank at (0,) has shape (3,)\nshape   needed: "
+                "from_local: the shard of the rank at (0,) has shape (3,)\n  needed: shape "
                 "(0,), since with Stage(1) on pp another stage holds the value\n  try: "
                 "torch.empty(0, dtype=x.dtype) on ranks of other stages"
             )

@@ -187,7 +187,7 @@ def test_a_layer_of_two_paths_has_one_placement() -> None:
     with pytest.raises(sf.PlacementError) as error:
         sf.pin(net, inputs={"0": SPLIT[0], "1": SPLIT[1]})
     assert str(error.value) == (
-        "pin: inputs['1'] is pinned to (P('dp'),), and to (P(None, 'tp'),)\n  needed: one "
+        "pin: inputs['1'] is pinned to (P('dp'),), and also to (P(None, 'tp'),)\n  needed: one "
         "placement for each pinned value\n  try: call remove() of the earlier pins, or use "
         "patterns that do not match these layers"
     )

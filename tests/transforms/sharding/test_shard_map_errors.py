@@ -117,7 +117,7 @@ equal chunks; pad it by 1
   rest[0]: dim 0 has size 6, 3 of it on a rank, which axis tp cannot shard into 4 equal chunks; \
 pad it by 2
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a result that varies": (
         lambda: mapped(
@@ -195,7 +195,7 @@ subtree""",
 (dp=2, \
 tp=4); did you mean 'dp'?
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "axis_names that the mesh does not have": (
         lambda: mapped(fn, axis_names={"dq"})(X),
@@ -209,7 +209,7 @@ tp=4); did you mean 'dp'?
         """shard_map(fn), in_placements: x: P('dp', 'tp') names axis 'tp', which is not in the \
 axis_names of this shard_map
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "nested over an axis that is manual": (
         lambda: mapped(sf.shard_map(fn, None, DP, DP, axis_names={"dp"}), axis_names={"dp"})(X),
@@ -229,7 +229,7 @@ axis_names of this shard_map
         """shard_map(fn), in_placements: x: P('dp') names axis 'dp', which already belongs to an \
 enclosing shard_map
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "psum_scatter of a size that does not divide": (
         named("tp", "psum_scatter", scatter_dimension=-1, tiled=True),
@@ -262,7 +262,7 @@ enclosing shard_map
         sf.PlacementError,
         """shard_map(fn), in_placements: x: Partial('sum') over dp; only a result can be Partial
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a pending maximum": (
         lambda: mapped(fn, P(), [sf.Partial("max"), sf.Replicate()])(X),
@@ -271,7 +271,7 @@ enclosing shard_map
 can be \
 Partial
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "no mesh": (
         lambda: sf.grad(lambda x: sf.shard_map(fn, None, P(), P())(x).sum())(X),
@@ -319,7 +319,7 @@ all ranks of dp by psum or pmax""",
         """shard_map(fn), in_placements: x: P('dp', tp=1) is on a pipeline stage, but in shard_map \
 every rank has a value
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a result on a stage": (
         lambda: mapped(fn, P("dp"), P("dp", tp=0))(X),
@@ -327,21 +327,21 @@ every rank has a value
         """shard_map(fn), out_placements: result: P('dp', tp=0) is on a pipeline stage, but in \
 shard_map every rank has a value
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a stage among placements": (
         lambda: mapped(fn, [sf.Shard(0), sf.Stage(1)])(X),
         sf.PlacementError,
         """shard_map(fn), in_placements: x: Stage is not a placement that shard_map supports
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "a strided shard": (
         lambda: mapped(fn, [strided_shard(0, 2), sf.Replicate()])(X),
         sf.PlacementError,
         """shard_map(fn), in_placements: x: _StridedShard is not a placement that shard_map supports
   needed: equal shards on all ranks
-  try: use sizes divisible by the number of ranks, and give placements that fit each tensor""",
+  try: use sizes divisible by the number of ranks, and placements that fit each tensor""",
     ),
     "no function": (
         lambda: sf.shard_map(3),
