@@ -92,7 +92,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "linearize": (lambda: LIB.linearize(X, X), "linearize, fn: fn is tensor("),
     "residuals": (lambda: LIB.saved_residuals(1), "saved_residuals, fn: fn is 1, a int"),
-    "shapes": (lambda: sf.jit(torch.sin)(NODE), "ShapeDtypes, without values: "),
+    "shapes": (lambda: sf.jit(torch.sin)(NODE), "ShapeDtypes have no values: "),
     "a device": (
         lambda: LIB.make_mesh((2,), ("a",), torch.device("cpu")),
         "make_mesh, device_type: device_type is device(type='cpu'), a device",

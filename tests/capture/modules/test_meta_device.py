@@ -78,17 +78,17 @@ def run_compiled() -> Any:
 RUNS = {
     "arguments": (
         run_arguments,
-        "functionalize(Sequential): tensors on the meta device, without values: "
+        "functionalize(Sequential): tensors on the meta device have no values: "
         "params['0.weight'], params['0.bias'], params['1.weight'], params['1.bias'], 3 more",
     ),
     "closed over": (
         run_closed_over,
-        "grad(<lambda>): tensors on the meta device, without values: buffers['1.running_mean'], "
+        "grad(<lambda>): tensors on the meta device have no values: buffers['1.running_mean'], "
         "buffers['1.running_var'], buffers['1.num_batches_tracked']",
     ),
     "a compiled program": (
         run_compiled,
-        "compiled jit(<lambda>): tensors on the meta device, without values: x",
+        "compiled jit(<lambda>): tensors on the meta device have no values: x",
     ),
 }
 

@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         BRANCH,
         "torch.where(condition, a, b)",
     ),
-    "range": (lambda x, i: sum(x for _ in range(int(i.sum()))), f"it {NUMBER}", INDEX),
+    "range": (lambda x, i: sum(x for _ in range(int(i.sum()))), f"the function {NUMBER}", INDEX),
     "size": (lambda x, i: torch.zeros(i.sum()), f"zeros {NUMBER}", INDEX),
     "count": (lambda x, i: x.topk(i[0])[0], f"topk {NUMBER}", INDEX),
 }
