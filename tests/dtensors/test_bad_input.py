@@ -257,7 +257,7 @@ def test_a_dtensor_that_is_placed_otherwise_than_declared(transform: str) -> Non
         call = staged(transform, torch.sin, mesh, 1)
         text = refused(sf.PlacementError, lambda: call(d))
     own, declared = "Shard(dim=1) on dp", "Shard(dim=0) on dp"
-    assert f"it is placed {own}, in_placements says {declared}" in text
+    assert f"the argument is placed {own}, but in_placements says {declared}" in text
 
 
 def branches(x: Any, mesh: Any) -> Any:

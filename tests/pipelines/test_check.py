@@ -155,7 +155,7 @@ def test_two_coordinates_that_wait_for_room_are_a_circle() -> None:
     lines = lines_of(table)
     assert lines[0] == "circular wait:"
     assert "waits to send to coordinate 1, which has 1 unread and reads" in lines[1]
-    assert "waits to send, with 1 messages are in flight to coordinate 0, which reads" in lines[2]
+    assert "waits to send to coordinate 0, which has 1 unread and reads" in lines[2]
     assert sf.Schedule("mine", table).check(on_the_way=2).alive == (5, 3)
 
 

@@ -65,5 +65,5 @@ def test_a_loaded_program_takes_one_device_or_a_mesh_of_one_rank(tmp_path: Path)
     with sf.fake_world(2):
         assert torch.equal(loaded(X), X * 2)
         mesh = sf.make_mesh((2,), ("dp",), device_type="cpu")
-        with pytest.raises(ShardError, match="made for the mesh \\(\\), this is"):
+        with pytest.raises(ShardError, match="made for the mesh \\(\\), but the given mesh is"):
             sf.load_compiled(path, mesh=mesh)

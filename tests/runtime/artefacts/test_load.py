@@ -292,7 +292,7 @@ def test_another_mesh_is_refused_by_name(tmp_path: Path) -> None:
         other = sf.make_mesh((4,), ("dp",), device_type="cpu")
         with pytest.raises(ArtefactError) as caught:
             sf.load_compiled(path, mesh=other)
-        assert "made for the mesh (dp=2, tp=2), this is (dp=4)" in str(caught.value)
+        assert "made for the mesh (dp=2, tp=2), but the given mesh is (dp=4)" in str(caught.value)
         assert "try: sf.make_mesh((2, 2), ('dp', 'tp'), 'cpu')" in str(caught.value)
         rewritten(path, settled("mesh", [["dp", "tp"], [2, 2], "cuda"]))
         mesh = sf.make_mesh((2, 2), ("dp", "tp"), device_type="cpu")

@@ -138,7 +138,10 @@ MISFITS: dict[str, tuple[Any, str]] = {
         P(pp=0),
         "P(pp=0) names axis 'pp'; the mesh has (dp",
     ),
-    "an axis for a dim and a stage": (P("tp", tp=1), "uses axis 'tp' twice, for dim 0 and a stage"),
+    "an axis for a dim and a stage": (
+        P("tp", tp=1),
+        "uses axis 'tp' twice, for dim 0 and for a pipeline stage",
+    ),
     "a stage among too few": ([sf.Stage(0)], "1 placements [Stage(0)] for a mesh of 2 axes"),
     "another number of placements": ([Shard(0)], "1 placements [Shard(dim=0)] for a"),
 }

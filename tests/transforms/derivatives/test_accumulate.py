@@ -198,7 +198,7 @@ def test_a_gradient_that_is_reduced_cannot_be_called_unreduced(problem: Any, mes
     reduced = sf.shard(sf.grad(loss_fn), mesh, (P(), P("dp")), backend="aten")(params, batch)
     with pytest.raises(
         sf.PlacementError,
-        match="is placed Replicate\\(\\) on dp, in_placements says Partial\\(sum\\) on dp",
+        match="is placed Replicate\\(\\) on dp, but in_placements says Partial\\(sum\\) on dp",
     ):
         sf.shard(lambda g: sf.constrain(g, P()), mesh, [Partial()], backend="aten")(reduced)
 

@@ -31,10 +31,14 @@ def test_a_zigzag_argument_is_a_signature_of_its_own() -> None:
         g = sf.shard(program, mesh, SPEC, backend="aten")
         with pytest.raises(sf.PlacementError) as error:
             g(sf.distribute(X, mesh, P("dp", "cp")))
-        assert "it is placed Shard(dim=0) on dp, Shard(dim=1) on cp, in_placements says" in str(
-            error.value
+        assert (
+            "the argument is placed Shard(dim=0) on dp, Shard(dim=1) on cp, but in_placements says"
+            in str(error.value)
         )
-        assert "Shard(dim=0) on dp, Zigzag(1) on cp; redistribute it outside" in str(error.value)
+        assert (
+            "Shard(dim=0) on dp, Zigzag(1) on cp; redistribute the argument before the call"
+            in str(error.value)
+        )
 
 
 def test_results_are_placed_as_out_placements_say() -> None:
