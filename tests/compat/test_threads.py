@@ -67,5 +67,5 @@ def test_a_lock_that_nobody_will_release_is_an_error(monkeypatch: pytest.MonkeyP
     taken = SimpleNamespace(acquire=lambda blocking: not blocking and False)
     monkeypatch.setattr(convert_frame, "compile_lock", taken)
     monkeypatch.setattr(threads, "_is_lost", lambda: True)
-    with pytest.raises(sf.ShardError, match="this process: it was forked"), staging():
+    with pytest.raises(sf.ShardError, match="this process: the process was forked"), staging():
         pass

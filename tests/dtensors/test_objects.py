@@ -329,7 +329,7 @@ def test_in_shard_dtensors_on_parts_are_global_tensors(axes: Any) -> None:
         with sf.use_mesh(mesh):
             total = sf.shard(fn, backend="aten")(args[0], w)
         assert_close(total.full_tensor(), fn(x, w))
-        with pytest.raises(sf.ShardError, match="a part of the mesh: it requires grad"):
+        with pytest.raises(sf.ShardError, match="a part of the mesh: the argument requires grad"):
             sharded(args[0].requires_grad_(), w)
 
 

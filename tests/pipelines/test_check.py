@@ -126,7 +126,7 @@ def test_coordinates_that_wait_for_each_other_are_a_circle() -> None:
         "coordinate 1, action 0, F1.0 (stage 1, microbatch 0), waits for the message of F0.0, "
         "action 2 of coordinate 0",
     ]
-    assert lines[3].startswith("try: exchange two actions")
+    assert lines[3].startswith("try: swap two actions")
 
 
 def test_messages_read_in_another_order_are_a_circle_if_there_is_room_for_one() -> None:

@@ -96,7 +96,7 @@ DAMAGED = {
     "deep JSON": ("[" * 10**5, "it cannot be read: the values are nested too deeply"),
     "text for a number": (
         '{"format": 1, "peak_bytes": {"step": "much"}}',
-        "its \"peak_bytes\" is damaged: 'much' must be an int of 0 or more",
+        "its \"peak_bytes\" is damaged: 'much' is not an int of 0 or more",
     ),
     "a negative number": (
         '{"format": 1, "ms": {"step": -1}}', 'its "ms" is damaged: -1 is not a number of 0 or more',

@@ -100,7 +100,7 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
         ({"worlds": {"dp": 0}}, ["worlds is {'dp': 0}, a dict"]),
         ({"worlds": 2**21}, ["worlds is 2097152, a int"]),
         ({"worlds": lambda mesh: 0}, ["meshes, worlds: worlds is <function"]),
-        ({"shapes": ["b"]}, ["meshes, shapes: shapes is ['b'], a list", "needed: a dict of"]),
+        ({"shapes": ["b"]}, ["meshes, shapes: shapes is ['b'], a list", "needed: a dict from"]),
         (
             {"shapes": {"x": "b", "y": ("2..1", -1, None)}},
             [
@@ -118,7 +118,7 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
         ),
         ({"placements": []}, ["placements of x is [], a list"]),
         ({"placements": sf.auto}, ["placements of x is sf.auto"]),
-        ({"placements": P("a", None, None)}, ["P('a', None, None) names dim 2 of x, which has 2"]),
+        ({"placements": P("a", None, None)}, ["P('a', None, None) names dim 2 of x, but x has 2"]),
         ({"placements": [[Shard(2)]]}, ["[Shard(dim=2)] names dim 2 of x, but x has 2 dims"]),
         (
             {"placements": P("zz"), "axes": ("dp",)},
@@ -129,7 +129,7 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
             {"placements": [[Replicate()] * 4]},
             [
                 "the lists of placements have an entry for each mesh axis",
-                "try: sf.P, which names axes",
+                "try: use sf.P, which names axes",
             ],
         ),
         (
@@ -145,7 +145,7 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
         ({"axes": "dp"}, ["axes is 'dp', a str"]),
         ({"dtype": float}, ["meshes, dtype: dtype of x is <class 'float'>"]),
         ({"dtype": {"q": torch.int8}}, ["dtype names 'q'"]),
-        ({"below": 0.5}, ["meshes, below: below of x is 0.5", "needed: an int from 1 up"]),
+        ({"below": 0.5}, ["meshes, below: below of x is 0.5", "needed: an int of 1 or more"]),
         (
             {"below": "q"},
             ["below of x is 'q', which is not the name of a dim in shapes", "try: one of b, d"],

@@ -58,7 +58,7 @@ def test_in_code_of_uneven_ranks_a_closed_over_tensor_is_named_with_its_line_and
         with torch.inference_mode():
             f(x)
         assert said(f, x) == text
-        assert "argument d: it requires grad" in said(f, x.detach().requires_grad_())
+        assert "argument d: the argument requires grad" in said(f, x.detach().requires_grad_())
 
 
 def test_a_module_in_the_code_of_a_rank_is_named_with_functionalize() -> None:
@@ -82,7 +82,7 @@ def test_a_compiled_call_takes_no_tensor_that_begins_to_require_grad() -> None:
     assert "compiled jit(<lambda>): the function closes over w" in said(compiled, X)
     w.requires_grad_(False)
     leaf = X.clone().requires_grad_()
-    text = "compiled jit(<lambda>), argument x: it requires grad"
+    text = "compiled jit(<lambda>), argument x: the argument requires grad"
     assert text in said(compiled, leaf)
     with torch.no_grad():
         assert_close(compiled(leaf), (X * w).sum())

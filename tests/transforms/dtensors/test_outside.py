@@ -36,6 +36,6 @@ def test_a_tensor_that_requires_grad_is_refused_by_its_path(mesh: Any) -> None:
     with pytest.raises(sf.ShardError) as caught:
         enter(mesh, {"w": X.clone().requires_grad_()})
     text = str(caught.value)
-    assert text.startswith("f, argument x['w']: it requires grad")
+    assert text.startswith("f, argument x['w']: the argument requires grad")
     with torch.no_grad():
         enter(mesh, {"w": X.clone().requires_grad_()})
