@@ -13,7 +13,7 @@ import torch
 from . import by_kernels, decomposed
 from .block_calls import calling, lower_call, prepared
 from .compilations.environment import environment
-from .compilations.modules import extend
+from .compilations.modules import extend, know_numbers
 from .patches import patched
 from .tracing import OpOverload
 
@@ -372,4 +372,5 @@ def inductor(
             compiled = compile_fx_inner(lowered, inputs, static_input_idxs=[], is_inference=True)
     if last:
         extend(compiled, last)
+    know_numbers(compiled)
     return compiled

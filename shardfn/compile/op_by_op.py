@@ -25,8 +25,20 @@ def run_as(target: Any) -> Any:
     return RUN_AS.get(target, target)
 
 
+class WrittenComplex(complex):
+    """A complex number whose text is Python: that of a plain one may be (1+nanj)."""
+
+    def __repr__(self) -> str:
+        return f"complex(float('{self.real}'), float('{self.imag}'))"
+
+
+def _written(x: Any) -> Any:
+    return WrittenComplex(x) if type(x) is complex else x
+
+
 def op_by_op(graph: torch.fx.Graph) -> torch.fx.Graph:
     """Replace views by reshapes in a graph, in place, and in copies of the graphs of its loops.
+    The generated code can write all its complex numbers.
 
     Returns:
         The graph.
@@ -37,4 +49,5 @@ def op_by_op(graph: torch.fx.Graph) -> torch.fx.Graph:
             node.target = attrs.evolve(node.target, graphs=inner)
         else:
             node.target = run_as(node.target)
+            node.args = tuple(map(_written, node.args))
     return graph

@@ -62,3 +62,20 @@ def written(step: Callable[..., tuple[Tensor, Tensor]], x: Tensor, ys: Tensor) -
         x, total = step(x, y)
         sums.append(total)
     return x.sum() + torch.stack(sums).sum()
+
+
+NAN, INF = float("nan"), float("inf")
+NUMBERS = complex(1, NAN), complex(NAN, INF), complex(-INF, 2), complex(3, -INF), complex(-0.0, 1)
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_complex_numbers_that_have_no_text_of_their_own_are_constants(backend: str) -> None:
+    z = torch.tensor([1 + 2j, -3j], dtype=torch.complex128)
+    fn = lambda z: tuple(torch.where(z.real > 0, number, z) for number in NUMBERS)
+    torch.testing.assert_close(sf.jit(fn, backend=backend)(z), fn(z), equal_nan=True)
+
+
+def test_a_zero_with_a_sign_stays_one_in_a_complex_number() -> None:
+    fn = lambda z: torch.where(z.real > 0, complex(-0.0, 1), z).real
+    z = torch.ones(2, dtype=torch.complex128)
+    assert torch.signbit(sf.jit(fn, backend="aten")(z)).all()

@@ -4,6 +4,7 @@ place of compiling.
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -51,6 +52,17 @@ def generated(runner: Any) -> Generated | None:
     to_align = tuple(getattr(runner, "inputs_to_check", ()))
     written = tuple(sorted(runner.mutated_input_idxs))
     return Generated(code, to_align, written, constants)
+
+
+NUMBERS = {"infj": complex(0, math.inf)}  # in the text of a complex number; torch imports nanj alone
+
+
+def know_numbers(compiled: Any) -> None:
+    """Have the module that Inductor generated for a program know the numbers in its text (torch
+    2.13 to 2.15).
+    """
+    if any(name in compiled.source_code for name in NUMBERS):
+        type(compiled.compiled_fn_runner).call.__globals__.update(NUMBERS)
 
 
 def extend(compiled: Any, code: str) -> None:
@@ -117,6 +129,7 @@ def _call_of(made: Generated, name: str) -> Any:
     module = types.ModuleType(name)
     file = module.__file__ = f"<{name}>"
     module.__dict__.update(made.constants)
+    module.__dict__.update(NUMBERS)
     code = made.code
     for line, (imported, make) in SLOW_IMPORTS.items():
         code = code.replace(line, "", 1)
