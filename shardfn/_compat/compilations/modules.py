@@ -54,7 +54,9 @@ def generated(runner: Any) -> Generated | None:
     return Generated(code, to_align, written, constants)
 
 
-NUMBERS = {"infj": complex(0, math.inf)}  # in the text of a complex number; torch imports nanj alone
+NUMBERS = {
+    "infj": complex(0, math.inf)
+}  # in the text of a complex number; torch imports nanj alone
 
 
 def know_numbers(compiled: Any) -> None:

@@ -37,6 +37,8 @@ class Custom(Transformed):
         check_rules(self.__name__, len(self.rules), self.needs)
         still, moving = self.split(args)
         if not _compat.is_in_dynamo():
+            if torch.compiler.is_dynamo_compiling():
+                refuse_compiled(self.__name__)
             return self.eagerly(still, moving)
         if not aten_trace.begin_rule(id(self)):
             return self.fn(*args)
@@ -112,6 +114,20 @@ def cotangent_of(out: Any, tensors: Sequence[torch.Tensor]) -> Any:
     leaves = _tree.quick_leaves((out,))
     filled = [next(feed) if isinstance(x, torch.Tensor) else zero_like(x) for x in leaves]
     return _tree.refill((out,), filled)[0]
+
+
+@_compat.constant_in_graph
+def refuse_compiled(name: str) -> None:
+    """Refuse a call inside a function that the user compiles with torch.compile.
+
+    Raises:
+        ShardError: always.
+    """
+    raise ShardError.of(
+        name,
+        "it has a derivative of its own, which torch.compile cannot read",
+        fix="sf.jit in place of torch.compile, or f = torch.compiler.disable(f) before the call",
+    )
 
 
 @_compat.constant_in_graph
