@@ -68,6 +68,7 @@ SHARED = (
     "or use an op that returns the value",
 )
 
+DATA = ("it reads .data of a tensor under a derivative or a vmap", "x.detach() in place of x.data")
 BRANCHES = "Data-dependent branching"
 # torch's text -> the problem for the user, and the suggestion.
 WRITTEN_ARRAY = (
@@ -220,6 +221,8 @@ CAUSES = (
         HELD[0],
         f"return a new value; {BUFFERS}, as aux of a derivative (has_aux=True)",
     ),
+    ("Cannot access storage of TensorWrapper", *DATA),
+    ("accessing `data` under vmap", *DATA),
     ("in extra_args that has more elements", *SHARED),
     (
         "Batch norm got a batched tensor",

@@ -23,6 +23,7 @@ LEAF = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SETTING = contextvars.ContextVar("setting", default=1.0)
 WITH_GRADIENT = torch.ones(6, dtype=torch.float64)
 WITH_GRADIENT.grad = torch.ones(6, dtype=torch.float64)
+FOLLOWED = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SPARSE = torch.eye(6, dtype=torch.float64).to_sparse_bsr((2, 2))
 SEEN: dict[str, Any] = {}
 KEPT: list[Any] = []
@@ -148,6 +149,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "Tensor subclass Uninitialized": lambda: sf.init(
         lambda: nn.LazyLinear(2), sf.make_mesh((2,), ("a",)), P(), sf.random.key(0)
     ),
+    "Cannot access storage of TensorWrapper": jit(sf.grad(lambda x: (x * FOLLOWED.data).sum())),
+    "accessing `data` under vmap": jit(lambda x: sf.vmap(lambda x: x.data)(x)),
     "'dst' must be an array": jit(lambda x: np.copyto(ARRAY, ARRAY) or x),
     "'a' must be an array": jit(lambda x: np.put(ARRAY, [0], [1.0]) or x),
     "to be on the same device": jit(lambda x: x + torch.ones(6, device="meta")),
