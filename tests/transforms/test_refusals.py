@@ -215,6 +215,7 @@ ELSEWHERE = {
     "_budget._bytes": "called by assert_comms",
     "clip._refuse_integers": "called outside of a trace",
     "_dynamic._check": "mark_dynamic is refused in a trace",
+    "_custom.refuse_compiled": "called inside of a torch.compile of the user's",
     "_outside._holds_dtensors": "called where a call is staged",
 }
 # rules are registered outside of functions
