@@ -346,13 +346,10 @@ def refuse_other(where: str, mesh: DeviceMesh, around: DeviceMesh, fix: str = ""
     if mesh == around:
         return
     axes, outer = axes_of(mesh), axes_of(around)
-    got = f"the mesh of this call is {axes}, but the enclosing call has the mesh {outer}"
+    got = f"the mesh used here is {axes}, but the enclosing call has the mesh {outer}"
     if (axes.names, axes.sizes) == (outer.names, outer.sizes):
         own, other = _ranks(mesh), _ranks(around)
-        got = (
-            f"the mesh {axes} of this call has {own}, but the mesh of the enclosing call "
-            f"has {other}"
-        )
+        got = f"the mesh {axes} used here has {own}, but the mesh of the enclosing call has {other}"
     fix = fix or "pass the same mesh to both calls, or no mesh to the inner call"
     raise PlacementError.of(where, got, needed="one mesh", fix=fix, mesh=around)
 

@@ -215,7 +215,7 @@ def test_a_closed_over_dtensor_of_another_mesh_or_world_is_refused() -> None:
     with sf.fake_world(2):
         mesh, other = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("tp",))
         w = distribute_tensor(torch.ones(4), other, [Shard(0)])
-        with pytest.raises(sf.PlacementError, match=r"its mesh is \(tp=2\)"):
+        with pytest.raises(sf.PlacementError, match=r"the mesh used here is \(tp=2\)"):
             sf.shard(lambda x: x + w, mesh, P("dp"))(torch.ones(4))
     with sf.fake_world(2), pytest.raises(sf.PlacementError, match="has ended"):
         sf.jit(lambda x: w * 2)(torch.ones(4))

@@ -185,7 +185,7 @@ def test_the_refusal_tells_both_meshes_apart(meshes: Meshes) -> None:
         shard(lambda x: mapped(meshes.named)(x), meshes.twin)(values())
     lines = str(caught.value).splitlines()
     assert lines[0] == (
-        "shard_map(per_rank): the mesh (i=2, j=2) of this call has ranks 0, 1, 2, "
+        "shard_map(per_rank): the mesh (i=2, j=2) used here has ranks 0, 1, 2, "
         "3, but the mesh of the enclosing call has ranks 0, 2, 1, 3"
     )
     assert lines[2:] == [

@@ -216,7 +216,7 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
     if mesh != around and _compat.root_mesh(mesh) != _compat.root_mesh(around):
         raise PlacementError.of(
             what,
-            f"the mesh of this call is {axes_of(mesh)}, but the code around the call uses "
+            f"the mesh used here is {axes_of(mesh)}, but the surrounding code uses "
             f"{axes_of(around)}",
             needed="one mesh",
             fix="use the same mesh, or a part of that mesh: mesh['axis']",

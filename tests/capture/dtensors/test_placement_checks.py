@@ -333,7 +333,7 @@ def test_two_meshes_in_one_function() -> None:
     with sf.fake_world(2):
         mesh, other = sf.make_mesh((2,), ("dp",)), sf.make_mesh((2,), ("tp",))
         fn = lambda x: (from_local(x, mesh), from_local(x, other))
-        with pytest.raises(sf.PlacementError, match=r"the mesh of this call is \(tp=2\)"):
+        with pytest.raises(sf.PlacementError, match=r"the mesh used here is \(tp=2\)"):
             sf.jit(fn)(X)
 
 

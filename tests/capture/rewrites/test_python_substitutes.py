@@ -287,7 +287,10 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
         lambda x: F.ctc_loss(x[:, None].expand(5, 2, 7), TARGETS[:1], FRAMES - 1, LABELS),
         r"F.ctc_loss: targets have shape \(1, 3\), for 2 samples",
     ),
-    "a spectrum": (lambda x: torch.istft(x, 8), "torch.istft: input is torch.float64"),
+    "a spectrum": (
+        lambda x: torch.istft(x, 8),
+        "torch.istft: input must be complex with 2 or 3 dims; got torch.float64",
+    ),
 }
 
 

@@ -392,7 +392,7 @@ WRONG = {
     ),
     "another size": (
         lambda p: first(p, sizes=(7,)),
-        "params[3] sends 200 bytes of torch.float64, in the plan 7",
+        "params[3] sends 200 bytes of torch.float64, but the plan has 7",
     ),
     "a leaf that is said to be ignored": (
         lambda p: without_first(p, ignored=("params[3]",)),

@@ -225,7 +225,7 @@ def test_more_rows_than_a_rank_takes_are_an_error_that_names_the_expert() -> Non
         with pytest.raises(sf.CapacityError) as error:
             sharded(params, X.abs())
     text = str(error.value)
-    assert text.startswith("shard(fn), p['up']: rank 1 of the axis gets")
+    assert text.startswith("shard(fn), p['up']: rank 1 of the axis receives")
     assert "of them for expert" in text and "but has room for 9" in text and "rows=" in text
 
 
@@ -398,7 +398,7 @@ def _too_many_on_one_coordinate() -> str:
 
 def test_every_rank_of_the_mesh_refuses_what_one_cannot_take() -> None:
     here, there = run_ranks(4, _too_many_on_one_coordinate)[1:3]
-    assert "rank 1 of the axis gets 8 rows for its experts, 4 of them for expert 3" in here
+    assert "rank 1 of the axis receives 8 rows for its experts, 4 of them for expert 3" in here
     assert "a rank at another coordinate of the mesh receives 8 rows" in there
 
 

@@ -161,7 +161,7 @@ def test_the_module_tells_the_names_of_a_tied_parameter() -> None:
     with pytest.raises(sf.TreeError, match="'head' matches nothing; near it: embed"):
         sf.placements(params, plan, axis="tp")
     both = {"embed": ColwiseParallel(), "head": ColwiseParallel()}
-    with pytest.raises(sf.TreeError, match="'head' never counts: 'embed' stands"):
+    with pytest.raises(sf.TreeError, match="'head' has no effect: 'embed' comes first"):
         sf.placements(params, both, axis="tp", module=module)
 
 

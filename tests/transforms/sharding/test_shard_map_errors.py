@@ -282,7 +282,7 @@ Partial
     "another mesh than that of the call": (
         lambda: sf.shard(mapped(fn), sf.make_mesh((8,), ("dp",)), backend="aten")(X),
         sf.PlacementError,
-        """shard_map(fn): the mesh of this call is (dp=2, tp=4), but the enclosing call has the \
+        """shard_map(fn): the mesh used here is (dp=2, tp=4), but the enclosing call has the \
 mesh (dp=8)
   needed: one mesh
   try: pass the same mesh to both calls, or no mesh to the inner call""",
