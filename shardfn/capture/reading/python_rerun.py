@@ -60,7 +60,7 @@ class EagerMode(TorchFunctionMode):
                 out = func(*args, **kwargs)
         except Exception as error:
             failed = error
-        # outside of the `except`, for the error used here has no other context
+        # outside of the `except`, for the error of this call has no other context
         if failed is not None:
             if not isinstance(failed, (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE)):
                 if user_frames(failed.__traceback__):
