@@ -109,7 +109,7 @@ def test_a_traced_function_of_other_parameters_is_refused() -> None:
             sf.strategy("pipeline", of_tied(1, 9), mesh, stages=traced)
     text = str(error.value)
     assert "embedding: (9, 64) in params, but (8, 64) in jit(tied)" in text
-    assert "layers.1.w: not there in params, (64, 256) in jit(tied)" in text
+    assert "layers.1.w: not there in params, but (64, 256) in jit(tied)" in text
     assert "try: stages=sf.jit(loss_fn).trace(params, batch)" in text
 
 
