@@ -17,6 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ...errors import ShardError, call_site, is_ours
+from ..fakes import answers
 from ..threads import is_capturing
 from ..tracing import has_tangent, in_dual_level, inside_transform, is_fake, read_by_dynamo
 from . import argument_facts, derived_flags, sizes
@@ -170,6 +171,12 @@ def faked(device: str, make_fake: Callable[..., Any], x: Any, *args: Any, **kwar
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
+    is_argument = argument_facts.argument_of(x) is not None
+    if is_argument and sizes.is_of_numbers(x) and not inside_transform():
+        fake = _as_input(x, kwargs["tx"], kwargs["source"])
+        sizes.note(x, fake)
+        argument_facts.pass_on(x, fake)
+        return fake
     is_plain = not isinstance(x, torch.Tensor) or is_fake(x)
     if not is_plain:
         is_plain = x.is_leaf and not x._is_view() and not in_dual_level()
@@ -182,6 +189,16 @@ def faked(device: str, make_fake: Callable[..., Any], x: Any, *args: Any, **kwar
         return fake
     with fake.fake_mode:
         return torch.empty_like(fake, device=device)
+
+
+def _as_input(x: Any, tx: Any, source: Any) -> Any:
+    """Make the fake tensor that Dynamo reads in place of one of ours, whose sizes are numbers.
+    Torch converts each size, stride and attribute in Python.
+    """
+    fake = answers.fresh(x, tx.fake_mode)
+    layout = {"size": fake.size(), "stride": fake.stride()}
+    tx.output.input_source_to_sizes_strides[source] = layout
+    return fake
 
 
 def dual_wrapped(wrap: Callable[..., Any], builder: Any, x: Any) -> Any:

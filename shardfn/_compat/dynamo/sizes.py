@@ -26,6 +26,11 @@ def read_as_symbols(x: torch.Tensor, dims: Sequence[int]) -> None:
         setattr(x, MARKS, set(dims))
 
 
+def is_of_numbers(x: torch.Tensor) -> bool:
+    """Return whether Dynamo reads all sizes of an input as numbers."""
+    return not any(name in x.__dict__ for name in TORCHS)
+
+
 def torch_marks(x: torch.Tensor) -> dict[int, bool]:
     """The dims that `torch._dynamo.mark_dynamic` and `maybe_mark_dynamic` marked, and whether it
     is an error if one must be constant.

@@ -222,12 +222,13 @@ def _tensor(mode: FakeTensorMode, made: Made, viewed: torch.Tensor | None) -> Fa
     return FakeTensor(mode, empty, made.device)
 
 
-def fresh(like: Any) -> FakeTensor:
+def fresh(like: Any, mode: FakeTensorMode | None = None) -> FakeTensor:
     """Make a fake tensor of the layout of another, with memory of its own, past all modes.
 
     Args:
         like: a fake tensor, strided, of sizes that are numbers.
+        mode: of the new tensor. By default that of the other.
     """
     made = Made(tuple(like.shape), like.stride(), 0, like.dtype, like.fake_device, False)
     with torch._C.DisableTorchFunction():
-        return _tensor(like.fake_mode, made, None)
+        return _tensor(mode or like.fake_mode, made, None)

@@ -37,8 +37,9 @@ def after_step(recipe: Recipe, rows: Sequence[Row], options: Options) -> Stepped
         return _batched(recipe, rows, options)
     known: dict[Any, Program] = {}
     found: Stepped = []
-    for row in rows:
-        program = Program.of(recipe, row, options)
+    with _compat.without_torch_functions():
+        programs = [Program.of(recipe, row, options) for row in rows]
+    for program, row in zip(programs, rows, strict=True):
         program = known.setdefault(program.kind, program)
         found.append(program.run(row, options))
     return found

@@ -41,9 +41,9 @@ class Step:
         ) -> tuple[torch.Tensor, ...]:
             with _compat.staging(), running(recipe.name) as is_for_shapes:
                 if is_for_shapes:
-                    self.rows(paths, params, grads, state)
-                    every = [*params, *_flat(state, state)]
-                    return tuple(x.clone() for x in every)
+                    with _compat.without_torch_functions():
+                        self.rows(paths, params, grads, state)
+                    return tuple(map(_copied, (*params, *_flat(state, state))))
                 return self.in_graph(paths, params, grads, state, options)
 
         def first(
@@ -150,7 +150,8 @@ class Step:
         self, paths: Sequence[str], params: Tensors, grads: Grads, state: States, options: Options
     ) -> tuple[torch.Tensor, ...]:
         """As `eager`, by pure functions of tensors."""
-        rows = self.rows(paths, params, grads, state)
+        with _compat.without_torch_functions():
+            rows = self.rows(paths, params, grads, state)
         found = after_step(self.recipe, rows, options)
         late = [row.fresh() for row in rows if row.is_late]
         first = iter(after_step(self.recipe, late, options) if late else ())
@@ -190,6 +191,14 @@ class Step:
                 fix="state = opt.init(params)",
                 arg_path="state",
             )
+
+
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    """A tensor like this one. A tensor with values becomes a fake one of the capture."""
+    if not _compat.is_fake(x):
+        return x.clone()
+    with _compat.without_torch_functions():
+        return x.clone()
 
 
 def _chosen(

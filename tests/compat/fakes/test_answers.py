@@ -228,4 +228,7 @@ def test_a_fresh_tensor_has_the_layout_of_another_and_its_own_memory() -> None:
         like.device,
     )
     assert a.fake_mode is mode and not a.requires_grad and a.storage_offset() == 0
+    other = _compat.fake_mode()
+    c = answers.fresh(like, other)
+    assert c.fake_mode is other and described(c) == described(a)
     assert len({y.untyped_storage()._cdata for y in (like, a, b)}) == 3

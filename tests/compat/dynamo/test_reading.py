@@ -1,0 +1,54 @@
+"""Dynamo reads an argument as a fake tensor of its layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import shardfn as sf
+
+X = torch.arange(24, dtype=torch.float64).view(2, 3, 4)
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "contiguous": lambda: X,
+    "transposed": lambda: X.mT,
+    "expanded": lambda: X[:, :1].expand(2, 5, 4),
+    "every second": lambda: X[..., ::2],
+    "part": lambda: X[1:, 1:],
+    "number": lambda: X[1, 2, 3],
+    "empty": lambda: X[:0],
+    "integer": lambda: X.long(),
+    "complex": lambda: torch.complex(X, -X),
+    "parameter": lambda: torch.nn.Parameter(X),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_code_reads_the_layout_of_an_argument(name: str) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        weights = [1 + n for n in (*x.shape, *x.stride())]
+        kind = 2 if x.dtype.is_floating_point else 3
+        return (x * x).sum() * sum(weights, kind) + y
+
+    x, y = LAYOUTS[name](), torch.tensor(3.0, dtype=torch.float64)
+    torch.testing.assert_close(sf.jit(fn, backend="aten")(x, y), fn(x, y), rtol=0, atol=0)
+
+
+def test_an_argument_that_is_first_read_inside_of_a_derivative_is_no_part_of_it() -> None:
+    def fn(w: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return sf.grad(lambda w: (w * x).sum() * (w * y).sum())(w)
+
+    w, x, y = torch.rand(3, 5, dtype=torch.float64)
+    expected = x * (w * y).sum() + y * (w * x).sum()
+    torch.testing.assert_close(sf.jit(fn, backend="aten")(w, x, y), expected)
+
+
+def test_an_argument_beside_one_of_dynamic_size_has_constant_sizes() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x[: len(y)].sum() * x.shape[0] + y.sum()
+
+    program = sf.jit(fn, backend="aten", dynamic={"x": 0})
+    for n in (5, 7, 8):
+        x, y = torch.rand(n, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+        torch.testing.assert_close(program(x, y), fn(x, y), rtol=0, atol=0)
