@@ -227,6 +227,9 @@ class _RecomputingGraph:
 
     def read_copies(self, reader: torch.fx.Node, token: torch.fx.Node) -> None:
         """Let a node of the backward read copies, recomputed right before it."""
+        replaced = (self.recomputed, self.copies, self.delayed)
+        if not any(x in values for x in reader.all_input_nodes for values in replaced):
+            return
         needed: set[torch.fx.Node] = set()
         queue = _reads(reader)
         while queue:

@@ -83,7 +83,7 @@ def propagate(
     walk = Walk(with_links(axes), program.name)
     first = run_walk(walk, program, in_placements, out_placements, unreduced)
     graph = program.graph.graph
-    is_fixed = planner == GREEDY or unreduced
+    is_fixed = planner == GREEDY or unreduced or not axes.names
     if is_fixed:
         return first
     if all(of(first, graph) < WORTH for of in SPARED):
