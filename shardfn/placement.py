@@ -232,7 +232,7 @@ def as_stage(stage: Any) -> Any:
 
 
 class Auto:
-    """The type of `sf.auto`, which stands for a placement that `shard` chooses.
+    """The value `sf.auto`, which stands for a placement that `shard` chooses.
 
     Example:
         >>> import shardfn as sf

@@ -31,6 +31,12 @@ OTHER_PROCESSES = (
         "start the subprocess outside of the script",
     ),
     ("torch.distributed.rpc", "init_rpc", "uses RPC", "collectives and messages"),
+    (
+        "shardfn.mesh",
+        "join_world",
+        "joins the ranks of shardfn by sf.make_mesh",
+        "torchrun, which compares the programs of all ranks; or sf.check(fn, *args) on one process",
+    ),
 )
 OF_DEVICES = ("CUDA", "dummy base class", "NVIDIA")  # in torch's errors of a CPU build
 

@@ -310,7 +310,8 @@ class _Search:
         their state: on the first dim that divides, or on the last.
         """
         axis = moves[0][1].axis
-        numbers = [i for step, _ in moves for i in self.parameter_of(step.node)]
+        gradients = [step.node for step, _ in moves if step.node.target is ALIGN]
+        numbers = [i for node in gradients for i in self.parameter_of(node)]
         for k in (0, -1):
             changes: Changes = {}
             for i in dict.fromkeys(numbers):

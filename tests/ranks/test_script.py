@@ -128,6 +128,10 @@ def test_another_script_may_be_the_single_device_step(train: str, tmp_path: Path
     "text, words",
     [
         ("import multiprocessing as m\nm.Process(target=print).start()", "starts a process"),
+        (
+            "import shardfn as sf\nsf.make_mesh((2,), ('dp',))",
+            "joins the ranks of shardfn by sf.make_mesh",
+        ),
         ("import subprocess\nsubprocess.run(['true'])", "starts a subprocess"),
         ("import torch\ntorch.ones(2).to('cuda')", "uses a GPU"),
         ("import torch\ntorch.cuda.Stream()", "uses a GPU"),
