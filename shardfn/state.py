@@ -169,7 +169,7 @@ ONCE = (
     State(
         "_compat.inductor",
         "_register_lowerings",
-        "whether Inductor's lowerings of pack and of formulas are registered",
+        "whether the Inductor lowerings of two ops of shardfn, pack and formula, are registered",
     ),
     State("_compat.fakes.zeros", "_warn_of_overrides", "torch's warning about overridden kernels"),
 )

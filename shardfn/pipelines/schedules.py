@@ -33,7 +33,7 @@ def gpipe(coordinates: int, microbatches: int) -> Schedule:
     With GPipe, a rank keeps the activations of all microbatches.
 
     Args:
-        coordinates: the number n of ranks along the pipeline axis.
+        coordinates: how many ranks the pipeline axis has, n.
         microbatches: the number m of microbatches.
 
     Returns:
@@ -67,7 +67,7 @@ def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
     With n ranks, rank s keeps the activations of at most n - s microbatches.
 
     Args:
-        coordinates: the number n of ranks along the pipeline axis.
+        coordinates: how many ranks the pipeline axis has, n.
         microbatches: the number m of microbatches.
 
     Returns:
@@ -100,7 +100,7 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
     More stages on each rank reduce the idle share, and increase the number of messages.
 
     Args:
-        coordinates: the number n of ranks along the pipeline axis.
+        coordinates: how many ranks the pipeline axis has, n.
         microbatches: the number m of microbatches.
         chunks: the number v of stages on each rank.
 
@@ -146,7 +146,7 @@ def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
     With n ranks, no rank keeps more than n activations, as many as the first rank in 1F1B.
 
     Args:
-        coordinates: the number n of ranks along the pipeline axis.
+        coordinates: how many ranks the pipeline axis has, n.
         microbatches: the number m of microbatches.
 
     Returns:
@@ -189,7 +189,7 @@ def zbv(coordinates: int, microbatches: int) -> Schedule:
     rank.
 
     Args:
-        coordinates: the number n of ranks along the pipeline axis.
+        coordinates: how many ranks the pipeline axis has, n.
         microbatches: the number m of microbatches.
 
     Returns:
@@ -223,7 +223,7 @@ def dualpipev(coordinates: int, microbatches: int) -> Schedule:
     rank.
 
     Args:
-        coordinates: the number n of ranks along the pipeline axis.
+        coordinates: how many ranks the pipeline axis has, n.
         microbatches: the number m of microbatches.
 
     Returns:

@@ -109,7 +109,7 @@ def test_two_tests_of_one_name_are_told_apart(
     assert run(tmp_path, monkeypatch=monkeypatch).failures == {}
     (tmp_path / "test_of_steps_3.py").write_text(text)
     (message,) = run(tmp_path, monkeypatch=monkeypatch).failures.values()
-    head = "the file is the lock of test_of_steps_2.py::test_step, but this test is "
+    head = "the lock file belongs to the test test_of_steps_2.py::test_step, but this test is "
     assert f"{head}test_of_steps_3.py::test_step" in message
     assert 'try: lock(step, ..., name="another_name")' in message
     (tmp_path / "test_of_steps_2.py").unlink()  # the test has moved to another file

@@ -297,7 +297,7 @@ def _refuse_added(a: SparseMatrix, name: str) -> None:
     if a.state == ADDED:
         _refuse(
             f"{name} of a sparse tensor",
-            "elements at equal positions were added, so the number of elements depends on values",
+            "elements at equal positions are added, so the number of elements depends on values",
             "call A.coalesce() outside of the function",
         )
 

@@ -201,7 +201,7 @@ def _check_test(where: str, path: str, test: str, other: Any) -> None:
         return
     folder = os.path.dirname(os.path.dirname(os.path.abspath(path)))
     if os.path.exists(os.path.join(folder, other.partition("::")[0])):
-        got = f"the file is the lock of {other}, but this test is {test}"
+        got = f"the lock file belongs to the test {other}, but this test is {test}"
         fix = 'lock(step, ..., name="another_name")'
         raise ShardError.of(where, got, fix=fix, source=call_site(), arg_path="path")
 
