@@ -98,8 +98,9 @@ def test_a_loop_is_printed_with_its_body_and_the_collectives_in_it(mesh: Any) ->
         3 all_reduce over dp, 12 B
           legend: n@axis: a dim of global size n, sharded over the mesh axis; sum@axis: a \
 Partial sum over the mesh axis
-          in    %xs: f32[3, 4@dp]  coord %coord_dp: this rank's index on mesh axis dp  coord \
-%coord_tp: this rank's index on mesh axis tp
+          in    %xs: f32[3, 4@dp]
+          coord %coord_dp: this rank's index on mesh axis dp
+          coord %coord_tp: this rank's index on mesh axis tp
           %full = full([], 0, dtype=torch.float32, device=cpu): f32[]
           %scan = scan(%coord_dp, %coord_tp, %full, %xs): (f32[])
             3 steps of body(%carry: f32[], %step_input: f32[4@dp]):
@@ -128,7 +129,8 @@ def test_a_shard_map_introduces_the_coordinate_that_it_reads(mesh: Any) -> None:
         4 ops of one rank
         1 all_reduce over dp, 36 B
           legend: n@axis: a dim of global size n, sharded over the mesh axis
-          in    %x: f32[6@dp, 3]  coord %coord_dp: this rank's index on mesh axis dp
+          in    %x: f32[6@dp, 3]
+          coord %coord_dp: this rank's index on mesh axis dp
           %clone = clone(%coord_dp): i64[]
           %mul = mul(%x, %clone): f32[3, 3]
           %all_reduce = all_reduce[sum, dp](%mul): f32[3, 3]  36 B
@@ -145,7 +147,7 @@ def test_an_input_called_as_a_coordinate_keeps_its_name(mesh: Any) -> None:
     low = sf.shard(f, mesh, (P(),), P("dp"), backend="aten").lower(torch.ones(6))
     text = str(low)
     assert "in    %coord_dp: f32[6]" in text
-    assert "coord %coord_dp_1: this rank's index on dp" in text
+    assert "coord %coord_dp_1: this rank's index on mesh axis dp" in text
     assert "_default" not in text
 
 

@@ -99,7 +99,7 @@ def test_a_value_of_a_microbatch_that_is_sharded_over_the_axis_of_stages() -> No
 
     text = refused_loss(spread, [FIRST, LAST])
     assert "a value is sharded over 'pp', at " in text and "test_refusals.py" in text
-    assert "try: shard over other axes, since 'pp' is the mesh axis of the stages" in text
+    assert "try: shard over other axes, since 'pp' is the axis of the stages" in text
 
 
 def test_a_parameter_that_a_microbatch_shards_over_the_axis_of_stages() -> None:

@@ -106,7 +106,7 @@ def test_a_term_of_a_sum_over_ranks_is_no_departure() -> None:
         return model
 
     notes = sf.audit(distributed, single, x, world=2).notes
-    assert "other values is shifted (Shifted), on rank 1" in notes[-1]
+    assert "output differs is shifted (Shifted), on rank 1" in notes[-1]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ WRONG = {
     ),
     "no hardware": (
         ["step_of_a_test:made", "--hardware", "H1000"],
-        "hardware is 'H1000'\n  needed: one of A100, H100, ",
+        "hardware is 'H1000'\n  needed: the name of a known device (A100, H100, ",
     ),
     "no folder": (["step_of_a_test:made", "--path", "no/x.html"], "'no/x.html' cannot be written"),
 }

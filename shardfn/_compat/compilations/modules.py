@@ -63,7 +63,8 @@ def know_numbers(compiled: Any) -> None:
     """Have the module that Inductor generated for a program know the numbers in its text (torch
     2.13 to 2.15).
     """
-    if any(name in compiled.source_code for name in NUMBERS):
+    code = getattr(compiled, "source_code", None) or ""
+    if any(name in code for name in NUMBERS):
         type(compiled.compiled_fn_runner).call.__globals__.update(NUMBERS)
 
 

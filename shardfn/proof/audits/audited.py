@@ -500,7 +500,7 @@ class Comparison:
         eps = 2 * self.rounding.eps if self.rounding is not None else 0.0
         found = mean_of_means(losses, rows, self.alone.losses_of(number), self.axes, eps)
         if found is not None:
-            self.notes.append(f"the loss of step {number} is a {found}")
+            self.notes.append(f"the loss of step {number} is {found}")
         return found
 
     def compare_buffers(self) -> None:

@@ -115,5 +115,7 @@ def test_lengths_that_depend_on_values_are_refused_with_a_fix() -> None:
     pack = lambda x, n: rnn.pack_padded_sequence(x, n, batch_first=True).data
     with pytest.raises(sf.CaptureError, match="the size of a packed sequence depends on values"):
         sf.jit(pack, backend="aten")(X, torch.tensor([4, 2, 1]))
-    with pytest.raises(sf.CaptureError, match=r"lengths.tolist\(\), outside of the function"):
+    with pytest.raises(
+        sf.CaptureError, match=r"pass lengths.tolist\(\), made outside of the function"
+    ):
         sf.jit(pack, backend="aten")(X, torch.tensor([4, 2, 1]))

@@ -131,7 +131,7 @@ def test_more_rows_than_a_rank_takes_are_an_error_that_names_the_expert() -> Non
         sharded = sf.shard(step(layer), mesh, ON_EP, backend="aten", rows={"ep": 12})
         equal(sf.full(sharded(*ARGS)), step(layer)(*ARGS))
         with pytest.raises(
-            sf.CapacityError, match="gets 20 rows for its experts, 20 of them for e"
+            sf.CapacityError, match="receives 20 rows for its experts, 20 of them for e"
         ):
             sharded(UP, DOWN, X, torch.full_like(IDS, 3))
 

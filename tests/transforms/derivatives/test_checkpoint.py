@@ -597,7 +597,7 @@ def test_segments_without_functions_are_refused(segments: Any) -> None:
     fn = sf.jit(lambda x: of([torch.sin] * 2, segments, x, use_reentrant=False))
     with pytest.raises(sf.CaptureError) as caught:
         fn(torch.ones(2))
-    text = f"checkpoint_sequential, segments: got {segments!r}, for 2 functions"
+    text = f"checkpoint_sequential, segments: segments is {segments!r} for 2 functions"
     assert text in str(caught.value)
     assert "try: segments=1, or at most as many" in str(caught.value)
 
