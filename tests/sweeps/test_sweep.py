@@ -388,7 +388,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "unknown hardware": (
         lambda: sf.sweep(sgd, *SMALL, meshes=ONE, hardware=["H100", "H1000"]),
-        "sweep(sgd), hardware: hardware is 'H1000'\n  needed: the name of a known device (A100, H100",
+        "sweep(sgd), hardware: hardware is 'H1000'\n  needed: the name of a known device (A100",
     ),
     "microbatches": (
         lambda: sf.sweep(step, *FULL, meshes=ONE, microbatches=[1, 0]),
