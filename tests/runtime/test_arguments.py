@@ -248,7 +248,7 @@ def test_an_argument_lives_on_the_device_of_its_rank(monkeypatch: pytest.MonkeyP
         _check_device(torch.device("cuda:0"), "cuda")
     said = "the tensor is on cuda:0, but this rank's device is cuda:1; "
     assert str(caught.value).startswith(said)
-    assert "torch.cuda.set_device(number) before" in str(caught.value)
+    assert "torch.cuda.set_device(number) first" in str(caught.value)
 
 
 def _of_params(params: Any, x: torch.Tensor) -> torch.Tensor:

@@ -171,9 +171,10 @@ def faked(device: str, make_fake: Callable[..., Any], x: Any, *args: Any, **kwar
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
-    is_argument = argument_facts.argument_of(x) is not None
+    is_inner = kwargs.get("parent_context") is not None  # of a wrapper tensor
+    is_argument = argument_facts.argument_of(x) is not None and not is_inner
     if is_argument and sizes.is_of_numbers(x) and not inside_transform():
-        fake = _as_input(x, kwargs["tx"], kwargs["source"])
+        fake = _as_input(x, args[0] if args else kwargs["tx"], kwargs["source"])
         sizes.note(x, fake)
         argument_facts.pass_on(x, fake)
         return fake
