@@ -171,7 +171,7 @@ def test_a_dtensor_of_another_world() -> None:
         text = refused(sf.PlacementError, lambda: sf.shard(lambda x: x, mesh)(d))
         assert "argument x: the DTensor is on another mesh, (dp=4)" in text
         text = refused(sf.PlacementError, lambda: closed_over(mine))
-        assert text.startswith("a closed-over DTensor: a mesh of 4")
+        assert text.startswith("a closed-over DTensor: the mesh has 4 ranks")
 
 
 @pytest.mark.parametrize("transform", ["jit", "shard", "shard_map"])

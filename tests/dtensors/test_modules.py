@@ -203,7 +203,7 @@ def test_in_shard_a_module_of_parallelize_module_is_refused_with_what_works(plan
             sf.shard(lambda x: module(x), mesh, backend="aten")(x)
         assert str(caught.value).startswith("a module of parallelize_module, DTensor.")
         fix = "sf.placements(params, plan, axis='tp', module=module)"
-        assert fix in str(caught.value) and "try: sf.jit(fn)" in str(caught.value)
+        assert fix in str(caught.value) and "try: use sf.jit(fn)" in str(caught.value)
         params = dict(net.named_parameters())
         where = sf.placements(params, PLANS[plan], axis="tp", module=net)
         call = lambda params, x: torch.func.functional_call(net, params, x)

@@ -139,7 +139,7 @@ def test_s8_5_with_the_strict_setting_it_is_refused_with_op_placements_and_line(
     lines = HERE.sub("HERE", str(caught.value)).splitlines()
     assert lines[1] == (
         "  all_gather of self over dp (192 B) for aten.sort.default at HERE: self is f64[6, "
-        "4@dp]; placed replicated the argument would need no transfer"
+        "4@dp]; replicated, self would need no transfer"
     )
     assert lines[2] == (
         "  aten.sort.default(self f64[6, 4@dp]) at HERE is computed replicated, for 192 B: it "
