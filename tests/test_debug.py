@@ -104,7 +104,7 @@ def test_a_module_that_is_run_shows_values(capsys: Any) -> None:
     with torch.no_grad():
         run(lambda p, x: fn(p, buffers, x)[0], params, X)
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("shape (3,) (when ")
+    assert shown[0].startswith("shape (3,) (printed when ")
     assert shown[1:] == ["y tensor(3.)", "again 3.0"]
 
 
@@ -170,7 +170,7 @@ def made_inside(x: Tensor) -> Tensor:
 
 WRONG = {
     "fmt: it is a tensor": lambda x: sf.debug.print(x),
-    r"does not fit 1 arguments": lambda x: sf.debug.print("{} {}", x),
+    r"does not fit 1 positional arguments": lambda x: sf.debug.print("{} {}", x),
     "fn: it is a tensor": lambda x: sf.debug.callback(x),
     "ranks: it is 'some'": lambda x: sf.debug.print("{}", x, ranks="some"),
     "closes over y, which the captured function creates": made_inside,

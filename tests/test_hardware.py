@@ -62,7 +62,7 @@ def test_hardware_is_given_or_named() -> None:
         hardware_of("TPU")
     known = "A100, H100, H100-96GB, H200, B200, GB200"
     assert str(caught.value).startswith(
-        f"Lowered.time: hardware is 'TPU'\n  needed: one of {known}, or"
+        f"Lowered.time: hardware is 'TPU'\n  needed: the name of a known device ({known}), or"
     )
     assert set(HARDWARE) == {"A100", "H100", "H100-96GB", "H200", "B200", "GB200"}
 

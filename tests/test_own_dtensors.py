@@ -147,7 +147,7 @@ def test_other_ops_on_a_zigzag_are_refused(numerics: bool) -> None:
             lambda x: x + x.redistribute(placements=[Shard(0)]),
         ):
             with pytest.raises(
-                sf.PlacementError, match=r"torch's DTensor does not support sf\.Zigzag"
+                sf.PlacementError, match=r"torch's DTensor ops do not support sf\.Zigzag"
             ):
                 call(x)
         for call in (lambda x: x.redistribute(placements=[Replicate()]), lambda x: x.full_tensor()):
@@ -184,7 +184,9 @@ def test_to_local_of_a_stage_keeps_its_gradient_there() -> None:
             "to_local: grad_placements are [Replicate()], and x is placed [Stage(1)]\n"
             "  try: x.to_local()"
         )
-        with pytest.raises(sf.PlacementError, match=r"to_local of a DTensor: it is placed \[Stage"):
+        with pytest.raises(
+            sf.PlacementError, match=r"to_local of a DTensor: the DTensor is placed \[Stage"
+        ):
             x.requires_grad_().to_local()
 
 

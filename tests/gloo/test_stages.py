@@ -138,14 +138,17 @@ def test_ops_of_a_script_are_right_or_refused(n: int) -> None:
         placed = "[Stage(0, chunk=2)]" if n == 2 else "[Stage(1), Shard(dim=0)]"
         stage = "Stage(0, chunk=2)" if n == 2 else "Stage(1)"
         spec = "P(pp=Stage(0, chunk=2))" if n == 2 else "P(pp=1)"
-        unknown = "torch's DTensor does not support sf.Stage"
-        it = f"of a DTensor: it is placed {placed}, and {unknown}"
+        unknown = "torch's DTensor ops do not support sf.Stage"
+        it = f"of a DTensor: the DTensor is placed {placed}, but {unknown}"
         assert rank["refused"] == {
             "sum": f"aten.sum.default {it}",
             "with another": f"aten.add.Tensor {it}",
             "full_tensor": f"full_tensor {it}",
             "redistribute": f"redistribute {it}",
-            "to a stage": f"redistribute of a DTensor: to {stage}: {unknown}",
+            "to a stage": (
+                f"redistribute of a DTensor: cannot redistribute to {stage}: torch's DTensor does "
+                "not support sf.Stage"
+            ),
             "no shape": (
                 f"from_local: {spec} needs a shape, because ranks of other stages do not know "
                 "the shape"

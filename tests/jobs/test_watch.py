@@ -138,4 +138,4 @@ def test_a_store_that_is_gone_is_told_of(
 
     monkeypatch.setattr(Watch, "_beat", fails)
     error = torch.distributed.DistNetworkError("a collective failed")
-    assert "the store of the job is gone" in str(watches[1].why("f", error))
+    assert "the store of the job no longer answers" in str(watches[1].why("f", error))

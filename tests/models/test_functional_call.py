@@ -85,7 +85,7 @@ def test_its_mode_is_part_of_the_signature() -> None:
     assert_close(fn(params, X), wanted)
     net.train()
     assert not torch.allclose(fn(params, X), wanted)
-    assert "closed-over training: True, was False" in fn.explain_retrace()
+    assert "closed-over net._modules['drop'].training: True, was False" in fn.explain_retrace()
     net.eval()
     assert_close(fn(params, X), wanted)
 

@@ -111,6 +111,6 @@ def test_a_graph_of_an_op_that_cannot_draw_is_refused() -> None:
         sf.jit(noisy)(X)
     with (
         sf.fake_world(2),
-        pytest.raises(sf.RuleError, match="try: sf.cond, sf.scan or sf.while_loop"),
+        pytest.raises(sf.RuleError, match="try: use sf.cond, sf.scan or sf.while_loop"),
     ):
         sf.shard(noisy, sf.make_mesh((2,), ("a",)), P())(X)

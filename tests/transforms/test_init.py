@@ -221,7 +221,7 @@ def test_bad_input_is_refused_by_name() -> None:
             sf.init(_holding, mesh, P(), KEY)
         with pytest.raises(TreeError, match="'bias2' matches no parameter and no buffer"):
             sf.init(build, mesh, {"bias2": P("dp")}, KEY)
-        with pytest.raises(TreeError, match="it returns a list"):
+        with pytest.raises(TreeError, match="module_fn returns a list"):
             sf.init(lambda: [1], mesh, P(), KEY)  # type: ignore[arg-type, return-value]
         with pytest.raises(PlacementError, match=r"init\(build\).*out_placements"):
             sf.init(build, mesh, P(None, "dp"), KEY)

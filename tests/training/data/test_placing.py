@@ -97,7 +97,7 @@ def test_what_does_not_fit(case: str, mesh: Any) -> None:
 
 def test_a_dtensor_is_refused(mesh: Any) -> None:
     x = sf.distribute(torch.ones(2), mesh, P("dp"))
-    with pytest.raises(sf.PlacementError, match="a DTensor, which already has placements"):
+    with pytest.raises(sf.PlacementError, match="a DTensor, which has placements already"):
         placing.placed(Batch(x, 0), mesh, P("dp"))
 
 

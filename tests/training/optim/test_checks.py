@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "arguments": (
         lambda: sf.optim(O.Adam, lr=-1.0),
         sf.TreeError,
-        ("Adam refuses its arguments: Invalid learning rate: -1.0",),
+        ("Adam rejects its arguments: Invalid learning rate: -1.0",),
     ),
     "a tensor": (
         lambda: sf.optim(O.Adam, lr=torch.tensor(0.1)),
@@ -171,7 +171,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
     "a pattern": (
         lambda: sf.optim(O.Adam, groups={"*.x": {"lr": 1.0}}).init(PARAMS),
         sf.TreeError,
-        ("'*.x' fits no parameter", "paths such as in.w, in.b"),
+        ("'*.x' matches no parameter", "paths such as in.w, in.b"),
     ),
     "an option": (
         lambda: updated(rate=1),
@@ -262,7 +262,7 @@ def test_gradients_of_two_meshes_are_refused_by_name() -> None:
                 call(params, {"w": b}, state)
             assert text in str(caught.value)
             assert f"  at: {__file__}:" in str(caught.value) and caught.value.fix
-        with pytest.raises(sf.PlacementError, match="its parameter a DTensor on"):
+        with pytest.raises(sf.PlacementError, match="its parameter is a DTensor on"):
             opt.update(params, {"w": x}, state)
         with pytest.raises(sf.PlacementError, match="clip_by_global_norm") as caught:
             sf.clip_by_global_norm({"a": a, "b": b}, 1.0)

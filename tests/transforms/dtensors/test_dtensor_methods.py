@@ -49,5 +49,5 @@ def test_distribute_tensor_takes_the_tensor_of_a_rank() -> None:
         for rank in range(2):
             found = sf.jit(lambda x, rank=rank: place(x, rank))(SimulatedTensor(own))
             assert torch.equal(found.shards[0], own[rank])
-        with pytest.raises(sf.CaptureError, match="src_data_rank is 2, and axis dp has 2"):
+        with pytest.raises(sf.CaptureError, match="src_data_rank is 2, but axis dp has 2"):
             sf.jit(lambda x: place(x, 2))(X)

@@ -39,7 +39,7 @@ def test_s7_4_the_ranks_of_a_group_are_each_ranks_own() -> None:
         assert every(own, 4) == [0, 1, 2, 3]
         mine = lambda x: x + dist.get_group_rank(None, dist.get_rank())
         assert every(mine, 4) == [0, 1, 2, 3]
-        with pytest.raises(sf.CaptureError, match="rank 1 has another number"):
+        with pytest.raises(sf.CaptureError, match="rank 1 has a different number"):
             every(lambda x: x + dist.get_group_rank(tp, 1), 4)
         with pytest.raises(sf.CaptureError, match="number of a rank, which is a tensor") as e:
             every(lambda x: x + dist.get_group_rank(tp, dist.get_rank()), 4)
