@@ -209,7 +209,7 @@ class RuleError(ShardError):
         >>> import torch, shardfn as sf
         >>> sf.rule(torch.ops.aten.cumsum.default, "i j -> i j", example=[torch.ones(4, 3), 0])
         Traceback (most recent call last):
-        shardfn.errors.RuleError: rule(aten.cumsum.default): the choice (0,) -> (0,) ...
+        shardfn.errors.RuleError: rule(aten.cumsum.default): the strategy (0,) -> (0,) ...
     """
 
 

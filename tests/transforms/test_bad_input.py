@@ -402,13 +402,12 @@ def test_implicit_communication_when_it_is_forbidden() -> None:
         "shard(<lambda>): 1 implicit collective, 96 B",
         (
             "  all_gather of self over dp (96 B) for aten.sort.default at HERE: self is "
-"f32[6@dp, 4]; placed sharded on dim 1, or replicated the argument would need no "
-"transfer"
-            ),
+            "f32[6@dp, 4]; sharded on dim 1, or replicated, self would need no transfer"
+        ),
         (
             "  aten.sort.default(self f32[6@dp, 4]) at HERE is computed replicated, for 96 B: "
-"no strategy of the op's sharding rule keeps the sharding"
-            ),
+            "no strategy of the op's sharding rule keeps the sharding"
+        ),
         f"  try: {fix}",
     ])  # fmt: skip
     assert HERE.match(error.source or "") and error.fix == fix

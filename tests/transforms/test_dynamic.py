@@ -337,7 +337,7 @@ def test_a_strict_dim_that_must_be_constant_is_named_with_its_line() -> None:
         "strict=False, with which shardfn captures the function again for each size"
     )
     hinted = sf.jit(constant, backend="aten", dynamic={"x": {0: Dim.DYNAMIC}})
-    with pytest.raises(sf.CaptureError, match="dim 0 constant: 5"):
+    with pytest.raises(sf.CaptureError, match="needs a constant size of dim 0: 5"):
         hinted(batch(5))
 
 

@@ -145,7 +145,7 @@ def test_a_number_that_is_closed_over_and_changes_is_warned_of() -> None:
     assert "jit(<lambda>), closed-over lr: a Python number that changes: 0.5, then 0.25" in str(
         w.message
     )
-    assert "try: torch.tensor(lr) as an argument" in str(w.message)
+    assert "try: pass torch.tensor(lr) as an argument" in str(w.message)
 
 
 def test_a_function_made_at_each_call_is_warned_of() -> None:

@@ -165,7 +165,7 @@ def test_two_worlds_at_once_are_refused_by_name() -> None:
 
     with sf.fake_world(4):
         text = (
-            r"a world of 4 ranks exists already, entered in thread MainThread\n  try: one "
+            r"a world of 4 ranks exists already, entered in thread MainThread\n  try: use one "
             r"fake_world around all threads"
         )
         with pytest.raises(sf.ShardError, match=text):
