@@ -82,7 +82,7 @@ def refuse(problem: str, *more: str) -> None:
         TorchVersionError: names the versions, and every reason.
     """
     lines = (
-        f"shardfn {VERSION} supports torch {known()}; {problem}",
+        f"shardfn {VERSION} knows torch {known()}; {problem}",
         *more,
         f"got: torch {torch.__version__}",
         f"needed: torch {known()}; python -m shardfn doctor lists what the installed torch lacks",
