@@ -288,9 +288,13 @@ REFUSED: dict[str, tuple[Fn, str, str]] = {
         "A.coalesce() out",
     ),
     "not linear": (lambda a: a.abs(), "the sparse tensor is not coalesced", "A.coalesce() outside"),
-    "no size": (lambda a: torch.sparse_coo_tensor(POSITIONS, NUMBERS) @ X, "its size", "size=(n,"),
+    "no size": (
+        lambda a: torch.sparse_coo_tensor(POSITIONS, NUMBERS) @ X,
+        "without size=",
+        "size=(n,",
+    ),
     "gradient": (sf.grad(lambda a: (a @ X).sum()), "with respect to a sparse", "sparse_coo_tensor"),
-    "tangent": (lambda a: sf.jvp(lambda a: a @ X, (a,), (a,)), "with respect to a", "its values"),
+    "tangent": (lambda a: sf.jvp(lambda a: a @ X, (a,), (a,)), "with respect to a", "the values"),
     "samples": (
         sf.vmap(lambda a: a * 2),
         "a sparse tensor has a mapped axis",
@@ -338,7 +342,9 @@ def test_what_cannot_enter_is_refused_with_its_path() -> None:
         sf.ShardError, match=r"argument d\['a'\]: a sparse tensor that requires grad"
     ):
         sf.jit(fn, backend="aten")({"a": wanted})
-    with pytest.raises(sf.ShardError, match="closes over: a sparse tensor that requires grad"):
+    with pytest.raises(
+        sf.ShardError, match="closed-over sparse tensor: a sparse tensor that requires grad"
+    ):
         sf.jit(lambda x: wanted @ x, backend="aten")(X)
     with torch.no_grad():
         assert_close(sf.jit(fn, backend="aten")({"a": wanted}), wanted @ X)
