@@ -444,8 +444,8 @@ takes remat= and "
     ),
     "every combination refused": (
         lambda: sf.sweep(sgd, *SMALL, meshes=ONE, strategies=["hsdp", "context"]),
-        "sweep(sgd): (dp=2), hsdp: strategy('hsdp'), axis: it names 'replica'; the mesh has "
-        "(dp=2)\n  (dp=2), context: strategy('context'), axis: axis names 'cp'",
+        "sweep(sgd): (dp=2), hsdp: strategy('hsdp'), axis: axis names 'replica', but the mesh "
+        "has (dp=2)\n  (dp=2), context: strategy('context'), axis: axis names 'cp'",
     ),
     "a batch that is no multiple": (
         lambda: sf.sweep(step, *FULL, meshes=ONE, microbatches=[3], remat=REMAT[:1]),
