@@ -151,7 +151,7 @@ def test_other_ops_on_a_zigzag_are_refused(numerics: bool) -> None:
             ):
                 call(x)
         for call in (lambda x: x.redistribute(placements=[Replicate()]), lambda x: x.full_tensor()):
-            with pytest.raises(sf.PlacementError, match=r"is placed \[Zigzag\(0\)\], and torch's"):
+            with pytest.raises(sf.PlacementError, match=r"is placed \[Zigzag\(0\)\], but torch's"):
                 call(x)
         plain = sf.distribute(X, mesh, P("cp"))
         with pytest.raises(

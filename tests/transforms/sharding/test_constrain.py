@@ -134,7 +134,7 @@ def test_a_stage_that_the_mesh_lacks_or_that_is_manual_is_refused(mesh: Any) -> 
         sf.PlacementError, match=r"constrain: Stage\(9\) on axis 'dp', which has the"
     ):
         aten(lambda x: sf.constrain(x, P(dp=9)), mesh)(x)
-    with pytest.raises(sf.PlacementError, match=r"constrain: no axis pp; the mesh has"):
+    with pytest.raises(sf.PlacementError, match=r"constrain: the mesh .* has no axis pp"):
         aten(lambda x: sf.constrain(x, P(pp=0)), mesh)(x)
     with pytest.raises(
         sf.PlacementError, match=r"P\(dp=1\) names dp, which belongs to an enclosing"
