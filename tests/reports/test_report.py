@@ -275,7 +275,7 @@ def test_a_busy_link_bounds_a_step_that_computes_less_than_it_sends() -> None:
     computes = attrs.evolve(summary, sends={"dp": 0.5})
     assert computes.sentences()[2:] == [
         "Arithmetic bounds the step: 45% of the step.",
-        "For 40% of the step a rank only waits for collectives.",
+        "During 40% of the step a rank only waits for collectives.",
     ]
     assert computes.bound == ARITHMETIC
 
