@@ -105,8 +105,11 @@ def without_saved_hooks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unwound() -> Iterator[None]:
-    """Pop all torch.func levels that a failed trace has left on the stack."""
+    """Pop all torch.func levels that a failed trace has left on the stack, and allow hooks on saved
+    tensors again if a trace has left them disabled.
+    """
     functorch, autograd = torch._C._functorch, torch._C._autograd
+    is_enabled = autograd._saved_tensors_hooks_is_enabled()
     depth, dual = functorch.get_dynamic_layer_stack_depth(), in_dual_level()
     try:
         yield
@@ -122,6 +125,8 @@ def unwound() -> Iterator[None]:
             functorch.set_inplace_requires_grad_allowed(False)
             autograd._saved_tensors_hooks_enable()
         raise
+    if is_enabled:
+        autograd._saved_tensors_hooks_enable()
 
 
 @contextlib.contextmanager
