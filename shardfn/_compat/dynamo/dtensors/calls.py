@@ -204,7 +204,7 @@ def function_called(
         owner = owner or getattr(function, "im_self", None)  # from torch 2.15 on
         own = [function] if takes_itself(key) else [owner] if owner else []
         if key is called:
-            arguments.check(called, ours, args, kwargs)
+            arguments.check(called, ours, args if takes_itself(key) else [*own, *args], kwargs)
         return read_ours(tx, ours, [*own, *args], kwargs)
     if called is overwrite:
         return _overwritten(dtensors, tx, args)
