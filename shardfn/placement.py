@@ -405,7 +405,7 @@ def _zigzag(
     sizes = dict(zip(axes.names, axes.sizes, strict=True))
     wide = [other for other in names if sizes[blocks_of(other)[0]] > 1]
     if blocks != -2 or wide[0] != part:
-        rest = [other for other in names if other != part]
+        rest = [blocks_of(other)[0] for other in names if other != part]
         raise ValueError(
             f"{_written(part)} shards dim {dim} after {_written(wide[0])}; a zigzag must be the "
             f"first axis of its dim: {_written((part, *rest))}"

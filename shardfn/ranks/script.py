@@ -35,7 +35,7 @@ OTHER_PROCESSES = (
         "shardfn.mesh",
         "join_world",
         "joins the ranks of shardfn by sf.make_mesh",
-        "torchrun, which compares the programs of all ranks; or sf.check(fn, *args) on one process",
+        "run it by torchrun, which compares the programs of ranks; or use sf.check(fn, *args)",
     ),
 )
 OF_DEVICES = ("CUDA", "dummy base class", "NVIDIA")  # in torch's errors of a CPU build

@@ -40,7 +40,7 @@ SAME_PROGRAM = (
     "differ, use torch.where over the global row numbers torch.arange(len(x))"
 )
 SAME_CONSTANTS = (
-    "a number that is equal on all ranks: read a setting on rank 0, and send it to the others with "
+    "use the same number on all ranks: read a setting on rank 0, and send it to the others with "
     "torch.distributed.broadcast_object_list; or pass a tensor from sf.from_local"
 )
 CONSTANTS = re.compile(r"\[[^]]*\]")  # those of an op, in a line of a plan

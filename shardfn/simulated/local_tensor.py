@@ -318,7 +318,9 @@ def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         theirs = [x.of_rank(rank) for rank in part]
         pairs = zip(own, theirs, strict=True)
         if not all(_is_same(a, b) for a, b in pairs):
-            got = f"the mesh is a part with ranks {[*ranks]}, but ranks {part} hold other values"
+            got = (
+                f"the mesh is a part with ranks {[*ranks]}, but ranks {part} hold different values"
+            )
             fix = "DTensor.from_local(x, mesh, placements) with the whole mesh"
             raise PlacementError.of(what, got, fix=fix, mesh=mesh)
     return SimulatedTensor(own, shown(mesh), ranks=ranks)

@@ -54,7 +54,7 @@ def test_a_dtensor_on_a_part_is_of_its_ranks_and_all_parts_are_alike() -> None:
             lambda x: distribute_tensor(x, mesh["b"], [Shard(0)], src_data_rank=None),
         ):
             assert len(place(SimulatedTensor(rows)).to_local().shards) == 4
-            with pytest.raises(sf.PlacementError, match="hold other values"):
+            with pytest.raises(sf.PlacementError, match="hold different values"):
                 place(SimulatedTensor([X + k for k in range(4)]))
         part = DTensor.from_local(SimulatedTensor(rows), mesh["b"], [Shard(0)])
         assert torch.equal(part.full_tensor(), torch.cat(rows[:2]))

@@ -160,7 +160,7 @@ def test_each_rank_has_its_own_local_tensor_of_a_part(name: str, rank: int, answ
 def test_a_part_refuses_local_tensors_that_differ_on_other_parts(name: str, rank: int) -> None:
     with sf.fake_world(4, rank=rank):
         mesh = sf.make_mesh((2, 2), ("dp", "tp"))
-        with pytest.raises(sf.PlacementError, match="hold (other|different) values"):
+        with pytest.raises(sf.PlacementError, match="hold different values"):
             REFUSED[name](mesh)
 
 

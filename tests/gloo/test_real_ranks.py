@@ -202,7 +202,7 @@ def test_ranks_compare_constants_by_value_and_versions_but_not_the_paths_of_file
     assert "closed-over tensor 0: a plain tensor that differs" in tensor
     assert "rank 0: %mul: mul.Tensor [5.0]" in number
     assert "rank 1: %mul: mul.Tensor [6.0]" in number and f"at {__file__}:" in number
-    assert "try: a number that is equal on all ranks: read a setting on rank 0" in number
+    assert "try: use the same number on all ranks: read a setting on rank 0" in number
     assert "rank 0: " in body and "[0]" in body and "[1]" in body
     assert f"rank 0: torch {torch.__version__}\n  rank 1: torch 1.0" in versions
     assert "try: use the same environment on all ranks" in versions

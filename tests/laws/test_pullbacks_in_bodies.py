@@ -160,6 +160,8 @@ def test_each_linear_function_in_each_body_equals_the_python_loop(applied: str, 
     with sf.fake_world(4):
         found = sf.full(WAYS[way](every(APPLIED[applied], names))(W, U))
     assert_close(found, every(looped, names)(W, U), rtol=1e-10, atol=1e-12)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        pass  # torch allows hooks again, which it does not inside of a derivative
 
 
 @pytest.mark.parametrize(

@@ -174,3 +174,18 @@ def test_a_weight_sharded_on_its_rows_is_found_in_a_gradient_where_latency_count
     (found,) = [x for row, x in page.suggestions.items() if row.kind == "all_gather"]
     assert str(found) == "p['up'] at P(None, 'tp') in place of P('tp')"
     assert found.sent[1] < found.sent[0] and found.seconds[1] < found.seconds[0]
+
+
+def test_a_step_whose_lines_are_all_one_has_suggestions_too(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"torch": torch}
+    exec("def loss_fn(p, x): return (torch.relu(x @ p['up']) @ p['down']).sum()", names)
+    weights = {"up": sf.ShapeDtype((256, 1024)), "down": sf.ShapeDtype((1024, 256))}
+    page = sf.report(
+        sf.value_and_grad(names["loss_fn"]),
+        weights,
+        sf.ShapeDtype((64, 256)),
+        mesh={"dp": 2, "tp": 2},
+        in_placements=(P("tp"), P("dp")),
+        path=tmp_path / "report.html",
+    )
+    assert "all_gather" in {row.kind for row in page.suggestions}

@@ -54,9 +54,8 @@ def generated(runner: Any) -> Generated | None:
     return Generated(code, to_align, written, constants)
 
 
-NUMBERS = {
-    "infj": complex(0, math.inf)
-}  # in the text of a complex number; torch imports nanj alone
+# Names in the text of a complex number, of which Inductor's modules import nanj alone.
+NUMBERS = {"infj": complex(0, math.inf)}
 
 
 def know_numbers(compiled: Any) -> None:

@@ -65,6 +65,10 @@ def test_from_local_takes_what_to_local_gives() -> None:
         again = sf.from_local(locals_, mesh, spec)
         assert again.placements == x.placements and torch.equal(sf.full(again), X)
         locals_ = [sf.distribute(X, mesh, SPEC).to_local(rank=rank) for rank in range(4)]
+        with pytest.raises(
+            sf.PlacementError, match=r"after zigzag\('cp'\).*\(zigzag\('dp'\), 'cp'"
+        ):
+            sf.distribute(X, mesh, P(None, (sf.zigzag("cp"), sf.zigzag("dp"))))
         with pytest.raises(sf.PlacementError, match="views dim 1 of size 6 as 4 equal chunks"):
             sf.from_local([x[:, :3] for x in locals_], mesh, SPEC)
     with simulated(cp=3) as mesh:
