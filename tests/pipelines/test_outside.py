@@ -260,7 +260,7 @@ def test_a_backward_of_aux_or_gradients_of_a_pipeline_is_refused_by_name() -> No
             "try: call loss.backward() of pipelined_grad's value; or apply sf.grad inside the call"
             in text
         )
-        with pytest.raises(sf.ShardError, match=r"result\[0\]\[1\]\['rows'\] depends on other"):
+        with pytest.raises(sf.ShardError, match=r"result\[0\]\[1\]\['rows'\] depends on a result"):
             torch.autograd.backward(aux["rows"], aux["rows"].detach(), retain_graph=True)
         value.backward()
 

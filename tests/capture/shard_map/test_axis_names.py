@@ -122,7 +122,7 @@ def test_wrong_names_are_told_the_right_ones(here: Any) -> None:
     assert "'tp' is a mesh axis that no enclosing shard_map uses" in bound("tp")
     text = bound("ddp")
     assert "no axis is called 'ddp'" in text
-    assert "bound are 'dp' (mesh axis, size 2)" in text
+    assert "the bound axis names are 'dp' (mesh axis, size 2)" in text
     assert "did you mean 'dp'?" in text
     for wrong in (3, (), ("dp", 3), None):
         assert "needed: a name, or a tuple of names" in bound(wrong)
