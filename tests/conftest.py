@@ -73,7 +73,7 @@ def listed(name: str) -> list[str]:
 
 
 def of_sweeps(lines: Iterable[str]) -> dict[str, int]:
-    """Of how many cases of each sweep `make test` runs one, by function."""
+    """Of how many cases of each sweep `make test` runs one, by function or file."""
     rows = (line.partition(" ") for line in lines)
     return {function: int(number or KEPT_OF_SWEEPS) for function, _, number in rows}
 
@@ -105,7 +105,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases = [item.nodeid for item in items]
-    swept = left_out(case for case in cases if function_of(case) in SWEEPS)
+    swept = left_out(case for case in cases if row_of(case) in SWEEPS)
     for item in items:
         for name in sorted(markers(item, swept)):
             item.add_marker(name)
@@ -226,16 +226,23 @@ def is_kept(nodeid: str) -> bool:
 
 def left_out(cases: Iterable[str]) -> set[str]:
     """The cases of sweeps that `make test` does not run: the same ones at every run and on every
-    machine. Of each function it runs a share, rounded up, and none of a function of one case. Cases
-    that Inductor compiles come last.
+    machine. Of each function or file it runs a share, rounded up, and none of a function of one
+    case. The cases of a function that Inductor compiles come last.
     """
     found: set[str] = set()
-    for function, group in itertools.groupby(sorted(cases, key=function_of), function_of):
-        ordered = sorted(group, key=lambda case: ("inductor" in case, _hash(case)))
-        of = SWEEPS.get(function, KEPT_OF_SWEEPS)
+    for row, group in itertools.groupby(sorted(cases, key=row_of), row_of):
+        ordered = sorted(group, key=lambda case: ("inductor" in case and "::" in row, _hash(case)))
+        of = SWEEPS.get(row, KEPT_OF_SWEEPS)
         kept = -(-len(ordered) // of) if len(ordered) > 1 else 0
         found |= set(ordered[kept:])
     return found
+
+
+def row_of(nodeid: str) -> str:
+    """The row of sweeps.txt of a case: that of its function, or that of its file."""
+    function = function_of(nodeid)
+    file = nodeid.partition("::")[0]
+    return file if file in SWEEPS and function not in SWEEPS else function
 
 
 def function_of(nodeid: str) -> str:

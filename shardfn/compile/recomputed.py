@@ -254,12 +254,23 @@ class _RecomputingGraph:
     def copy(self, node: torch.fx.Node, token: torch.fx.Node) -> None:
         """Recompute one value, after its delayed inputs."""
         for x in self.inputs_to_delay(node):
-            after = self.graph.call_function(AFTER, (x, token))
+            after = self.graph.call_function(AFTER, (self.stored(x), token))
             after.meta = {**x.meta, "phase": "backward"}
             self.delayed[x] = after
         duplicate = self.graph.node_copy(node, self.backward_value)
         duplicate.meta = {**node.meta, "phase": "backward"}
         self.copies[node] = duplicate
+
+    def stored(self, x: torch.fx.Node) -> torch.fx.Node:
+        """Return a value of the forward, which a compiler computes there: one that it would compute
+        where the backward reads it would keep its inputs, such as a whole bucket, until then.
+        """
+        if not _is_cheap(owner_of(x)):
+            return x
+        with self.graph.inserting_after(x):
+            stored = self.graph.call_function(AFTER, (x, x))
+        stored.meta = dict(x.meta)
+        return stored
 
     def inputs_to_delay(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """Return the inputs of a copy that must wait for the backward, so that no compiler merges

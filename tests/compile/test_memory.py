@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 import shardfn as sf
@@ -18,6 +19,7 @@ from tests.support.stages import parallel
 from tests.support.stages.allocations import allocated
 
 LOW, HIGH = 0.97, 1.15
+WIDTH, INNER = 256, 1024
 R = torch.randn
 
 
@@ -65,6 +67,29 @@ def test_the_stated_peak_of_the_demo_is_that_of_inductors_code(shape: tuple[int,
     with sf.fake_world(shape[0] * shape[1]):
         lowered = demo(*shape)
         assert LOW <= lowered.memory.peak / allocated(lowered) <= HIGH
+
+
+def gated_layers(params: Any, x: torch.Tensor) -> torch.Tensor:
+    for w in params.values():
+        h = F.rms_norm(x, (WIDTH,), w["norm"])
+        x = x + (F.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
+    return x.square().mean()
+
+
+@pytest.mark.parametrize("layers", [3, 6])
+def test_the_weight_of_a_norm_does_not_keep_the_bucket_that_it_is_gathered_in(layers: int) -> None:
+    shapes = {"norm": (WIDTH,), "gate": (WIDTH, INNER), "up": (WIDTH, INNER)}
+    layer = {name: R(*shape) for name, shape in (shapes | {"down": (INNER, WIDTH)}).items()}
+    params = {f"layer {k}": layer for k in range(layers)}
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        where = sf.strategy("zero3", params, mesh, min_bytes=0).params
+        step = sf.bucketed_grad(gated_layers, cap="3.1MB", first_cap="3.1MB")
+        lowered = sf.shard(step, mesh, (where, P("dp"))).lower(params, R(4, 1024, WIDTH))
+        stated = lowered.memory
+        assert LOW <= stated.peak / allocated(lowered) <= HIGH
+        gathered = [x for x in stated.alive if x.name.startswith("all_gather")]
+        assert 1 <= len(gathered) <= 2
 
 
 def mlp(w: Any, x: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from tests.conftest import (
     left_out,
     needs,
     of_sweeps,
+    row_of,
     runs_op_by_op,
     spread,
 )
@@ -91,7 +92,7 @@ def test_every_listed_test_exists(entries: set[str]) -> None:
     for entry in sorted(entries):
         path, _, name = entry.partition("::")
         text = (TESTS.parent / path).read_text()
-        if f"def {name.rpartition('.')[2]}(" not in text:
+        if name and f"def {name.rpartition('.')[2]}(" not in text:
             gone.append(entry)
     assert not gone
 
@@ -136,6 +137,16 @@ def test_a_sweep_has_a_share_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert {*compiled} < left_out(cases + compiled)
 
 
+def test_a_file_has_a_share_of_its_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = of_sweeps(["tests/test_a.py 2", "tests/test_a.py::test_b 3"])
+    monkeypatch.setattr("tests.conftest.SWEEPS", rows)
+    functions = [f"tests/test_a.py::test_{n}-inductor" for n in range(9)]
+    cases = [f"tests/test_a.py::test_b[{n}]" for n in range(7)]
+    swept = left_out(functions + cases)
+    assert len(swept & {*functions}) == 9 - 5
+    assert len(swept & {*cases}) == 7 - 3
+
+
 def test_inductor_compiles_where_a_test_names_it_or_is_about_compiled_code() -> None:
     def is_op_by_op(path: str, *markers: str) -> bool:
         item: Any = SimpleNamespace(path=TESTS.parent / path)
@@ -151,4 +162,4 @@ def test_inductor_compiles_where_a_test_names_it_or_is_about_compiled_code() -> 
 def test_nothing_but_sweeps_is_left_out(request: pytest.FixtureRequest) -> None:
     for item in request.session.items:
         is_swept = item.get_closest_marker("sweep") is not None
-        assert not is_swept or function_of(item.nodeid) in SWEEPS
+        assert not is_swept or row_of(item.nodeid) in SWEEPS
