@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -281,6 +281,7 @@ def compare_ranks(
     placed: Placed,
     leaves: Sequence[Any],
     closed_over: Sequence[torch.Tensor] = (),
+    names: Sequence[str] = (),
     *,
     staging: bool = False,
 ) -> None:
@@ -292,6 +293,7 @@ def compare_ranks(
         placed: the arguments of the call.
         leaves: all leaves of the arguments.
         closed_over: the tensors that the function closes over.
+        names: the user's name of each, for errors; those of the last may lack.
         staging: whether `agree` follows, which compares shapes and dtypes.
 
     Raises:
@@ -300,7 +302,8 @@ def compare_ranks(
     if not has_others(placed):
         return
     rows = [(f"argument {p}", x) for p, x in zip(placed.paths, leaves, strict=True)]
-    rows += [(f"closed-over tensor {i}", x) for i, x in enumerate(closed_over)]
+    outside = [f"closed-over tensor {i}" for i in range(len(closed_over))]
+    rows += zip(outside, closed_over, strict=True)
     parts_of = whole_mesh(request)
     mine = [
         [_kind(what, x), _digest(x, parts_of)] for what, x in rows if isinstance(x, torch.Tensor)
@@ -310,11 +313,23 @@ def compare_ranks(
     kinds = [[kind for kind, _ in theirs] for _, theirs in everyone]
     if all(is_staging for is_staging, _ in everyone) and any(other != kinds[0] for other in kinds):
         return  # the ranks' programs differ, which `agree` reports line by line
-    _compare(request, [rows for _, rows in everyone])
+    named = {path: _closed_over(name) for path, name in zip(outside, names, strict=False)}
+    _compare(request, [rows for _, rows in everyone], named)
 
 
-def _compare(request: Request, everyone: Sequence[Sequence[Any]]) -> None:
+def _closed_over(name: str) -> str:
+    """Name a closed-over tensor in an error; one without a name is `a tensor of shape ...`."""
+    is_unnamed = name.startswith("a tensor ")
+    return name.replace("a tensor", "a closed-over tensor") if is_unnamed else f"closed-over {name}"
+
+
+def _compare(request: Request, everyone: Sequence[Sequence[Any]], named: Mapping[str, str]) -> None:
     """Raise for the first tensor that is not the same on all ranks.
+
+    Args:
+        request: the function.
+        everyone: the rows of each rank.
+        named: what errors call some tensors, by their path in the rows.
 
     Raises:
         DivergenceError: names the first argument that differs, on every rank.
@@ -325,7 +340,7 @@ def _compare(request: Request, everyone: Sequence[Sequence[Any]]) -> None:
         for path in {**first, **other}:
             mine, theirs = first.get(path), other.get(path)
             if mine != theirs:
-                raise _differing(request, path, (mine, theirs), rank)
+                raise _differing(request, named.get(path, path), (mine, theirs), rank)
 
 
 def _by_path(rows: Sequence[Any]) -> dict[str, Any]:

@@ -170,8 +170,8 @@ class Compiled:
         if self.compared.is_done and not is_asked:
             return
         self.compared.is_done = True
-        shared = self.captured.outside.shared
-        compare_ranks(self.request, self.placed, leaves, shared)
+        outside = self.captured.outside
+        compare_ranks(self.request, self.placed, leaves, outside.shared, outside.names)
 
     @property
     def program(self) -> LocalProgram:

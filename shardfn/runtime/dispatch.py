@@ -182,7 +182,7 @@ def _stage(request: Request, given: Taken, key: list[Any], mesh: Any) -> Entry:
     outside = captured.outside
     _note_retrace(request, key, placed, mesh)
     refuse_without_values(request.name, outside.tensors, lambda: outside.names)
-    compare_ranks(request, placed, leaves, outside.shared, staging=True)
+    compare_ranks(request, placed, leaves, outside.shared, outside.names, staging=True)
     compiled = compiled_for(traced, warm=True)
     _compare_constants(traced, leaves)
     is_all = len(placed.tensors) == placed.treedef.num_leaves
@@ -219,7 +219,8 @@ def _compare_constants(traced: Traced, leaves: list[Any]) -> None:
     """Compare the constants of a program among ranks. Ranks with uneven shards may differ."""
     outside = traced.captured.outside
     if outside.constants and not traced.ranks:
-        compare_ranks(traced.request, traced.placed, leaves, outside.tensors, staging=True)
+        request, placed = traced.request, traced.placed
+        compare_ranks(request, placed, leaves, outside.tensors, outside.names, staging=True)
 
 
 def _with(entry: Entry, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:

@@ -194,7 +194,7 @@ def test_a_gradient_that_torch_may_have_wrong_is_refused(answers: Any) -> None:
 def test_parts_that_hold_other_values_are_refused_in_shard(answers: Any) -> None:
     shape, ranks = answers
     for found in ranks:
-        names = "argument d", "closed-over tensor 0"
+        names = "argument d", "closed-over other"
         for name, text in zip(names, found["of other parts"], strict=True):
             refusal = f"{name}: the DTensor is on a part of the mesh"
             assert (refusal in text) is (len(shape) > 1)

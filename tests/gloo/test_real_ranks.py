@@ -199,7 +199,7 @@ def test_ranks_compare_constants_by_value_and_versions_but_not_the_paths_of_file
     first, second = run_ranks(2, agreeing)
     assert first == second
     tensor, number, body, versions = first
-    assert "closed-over tensor 0: a plain tensor that differs" in tensor
+    assert "a closed-over tensor of shape (5,): a plain tensor that differs" in tensor
     assert "rank 0: %mul: mul.Tensor [5.0]" in number
     assert "rank 1: %mul: mul.Tensor [6.0]" in number and f"at {__file__}:" in number
     assert "try: use the same number on all ranks: read a setting on rank 0" in number

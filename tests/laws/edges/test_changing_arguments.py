@@ -306,7 +306,7 @@ def test_calls_closures_and_compiled_programs_are_compared_too() -> None:
     assert first[0] == first[2] == 4.0
     for told, what in (
         (first[1], "argument x"),
-        (first[3], "closed-over tensor 0"),
+        (first[3], "closed-over own"),
         (first[5], "argument x"),
     ):
         assert f"{what}: a plain tensor that differs between rank 0 and rank 1" in told[0]
