@@ -15,7 +15,6 @@ from tests.conftest import (
     SLOW,
     SWEEPS,
     TESTS,
-    function_of,
     is_kept,
     left_out,
     needs,
