@@ -64,7 +64,7 @@ def tree_map(
         tree: a pytree: dicts, lists, tuples, named tuples, `None` (a leaf), and classes that
             torch's pytree knows. A tensor is a leaf, even if it holds other tensors.
         rest: more trees with the same structure as the first tree.
-        is_leaf: a function that returns whether a part of the tree counts as a leaf.
+        is_leaf: a function that returns whether a part of the tree is treated as a leaf.
 
     Returns:
         A tree with the same structure as the first tree.

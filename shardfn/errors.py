@@ -267,8 +267,8 @@ class RankLostError(ShardError):
         rank: the lost rank.
         host: the host of the lost rank.
         heard: the seconds since the last heartbeat of the lost rank.
-        doing: the call, the stage and the source line that the lost rank reported in its last
-            heartbeat.
+        doing: the call or the phase (such as capture), and the source line, that the lost rank
+            reported in its last heartbeat.
         fields: the fields of the base class ShardError, such as arg_path.
 
     Example:
@@ -349,7 +349,7 @@ class BudgetError(ShardError):
 
 
 class FakeValueError(ShardError):
-    """Raised if a value is read in a world without values (`numerics=False`).
+    """Raised if a value is read in a simulated world that computes no values (`numerics=False`).
 
     Example:
         >>> import torch, shardfn as sf

@@ -22,7 +22,8 @@ class Efficiency:
     Args:
         product8: the fraction of `Hardware.flops8` that matrix products of 8-bit floats reach.
         product16: the fraction of `Hardware.flops` that matrix products in 16 bits reach.
-        product32: the fraction of `Hardware.flops32` that matrix products in wider dtypes reach.
+        product32: the fraction of `Hardware.flops32` that matrix products in dtypes wider than 16
+            bits reach.
         attention: the fraction of the peak rate (`flops8`, `flops` or `flops32`) that fused
             attention reaches.
         memory: the fraction of `Hardware.memory` that programs reach.
@@ -113,7 +114,8 @@ class Hardware:
     Args:
         name: a name for printing.
         flops: floating-point operations per second, in 16-bit matrix products.
-        flops32: floating-point operations per second, in matrix products of wider dtypes.
+        flops32: floating-point operations per second, in matrix products of dtypes wider than 16
+            bits.
         memory: bytes per second between the device and its memory.
         link: bytes per second that one rank can send to another rank of its node.
         latency: seconds that a collective takes in addition to the time for its bytes.
@@ -174,8 +176,8 @@ class Hardware:
     def compute(
         self, flops: float, nbytes: float, dtype: torch.dtype, is_attention: bool = False
     ) -> float:
-        """Return the seconds that an op takes: the longer of its arithmetic and its memory
-        traffic.
+        """Return the seconds that an op takes: the larger of the times of its arithmetic and of its
+        memory traffic.
         """
         accept(
             "Hardware.compute", flops=flops, nbytes=nbytes, dtype=dtype, is_attention=is_attention

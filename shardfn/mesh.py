@@ -50,8 +50,8 @@ def make_mesh(
         axis_names: one name for each axis.
         device_type: the type of the devices, such as "cuda"; by default, the type of torch's
             default device.
-        links: a `Link` for each axis, if the axes differ in speed. With `links`, a byte over a slow
-            axis costs more in sharding propagation.
+        links: a `Link` for each axis, if the axes differ in speed. With `links`, sharding
+            propagation assigns a higher cost to the bytes that are sent over a slow axis.
         timeout: the seconds that processes may take to connect, and that each collective of the
             mesh and of the world may take. By default, `timeout` is the timeout of the process
             group, or torch's default timeout.

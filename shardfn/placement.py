@@ -138,8 +138,8 @@ class zigzag:
 
     Raises:
         PlacementError: the mesh does not have the axis, another axis shards the dim before the
-            zigzag, or the dim does not have the chunks. The first use of the `P` raises the
-            PlacementError.
+            zigzag, or the size of the dim is not a multiple of 2n for n ranks. The first use of the
+            `P` raises the PlacementError.
 
     Source: the balanced layout of causal ring attention, Striped Attention (arXiv 2311.09431);
         Llama 3 (arXiv 2407.21783), section 3.3.2.
@@ -451,8 +451,8 @@ def _checked(dim: int, size: int, names: Sequence[str], part: str) -> int:
     _, blocks = blocks_of(part)
     if part != names[0]:
         raise ValueError(
-            f"P({tuple(names)}) views dim {dim} as {blocks} blocks after its first axis; only "
-            f"the first axis may do so: {(part, *(n for n in names if n != part))}"
+            f"P({tuple(names)}) views dim {dim} as {blocks} blocks for an axis after the "
+            f"first; only the first axis may do so: {(part, *(n for n in names if n != part))}"
         )
     if size % blocks:
         raise ValueError(

@@ -48,7 +48,7 @@ CONTEXTS = (
     State(
         "capture.refusals.leaked_values",
         "_WATCHED",
-        "functions whose stored values a capture checks",
+        "functions that a capture checks for values that they store",
     ),
     State("_compat.threads", "_CAPTURING", "whether this thread captures"),
     State(
@@ -60,20 +60,26 @@ CONTEXTS = (
     State("_compat.dynamo.reading", "_USES", "which inputs the gradients of a capture use"),
     State("_compat.dynamo.lazy", "_MADE", "modules whose parameters a capture has made"),
     State("_compat.dynamo.sizes", "_NOTED", "inputs and guards of Dynamo's current trace"),
-    State("_compat.dynamo.spared", "_SPARED", "whether FX graphs search their nodes' arguments"),
-    State("_compat.modules", "_HOOKED", "whether shardfn orders the backward hooks of modules"),
+    State(
+        "_compat.dynamo.spared",
+        "_SPARED",
+        "whether FX graphs search node arguments for symbolic sizes",
+    ),
+    State("_compat.modules", "_HOOKED", "whether a class of shardfn replaces torch's BackwardHook"),
     State("_compat.block_calls", "_BODIES", "the repeated blocks of the program being compiled"),
     State(
         "compile.repeats.calls",
         "_KINDS",
         "the kinds of repeated blocks in the program being compiled",
     ),
-    State("_compat.loops", "_IN_BODY", "whether the body of a loop is traced"),
+    State("_compat.loops", "_IN_BODY", "whether a loop body is being traced"),
     State("_compat.fakes.known_sizes", "_KNOWN", "whether shardfn's fake kernels are in use"),
     State("_compat.distributed.every_rank", "_INSIDE", "whether torch runs for all ranks"),
     State("ops.debug", "_rank", "the simulated rank that runs now"),
     State(
-        "ops.debug", "_constant_calls", "debug calls of constants, which run when a capture ends"
+        "ops.debug",
+        "_constant_calls",
+        "debug calls with constant arguments only, which run when a capture ends",
     ),
     State("random.ambient", "_source", "the source of torch's random calls"),
     State("random.ambient", "_tag", "the name of the random state in use"),
@@ -87,7 +93,7 @@ REGISTRIES = (
     State(
         "ops.messages",
         "_pair",
-        "a process group for each direction between two stages (not on Gloo)",
+        "a process group for each direction between two pipeline stages (not on Gloo)",
     ),
     State("world", "_groups", "how many times a world has created process groups"),
     State("jobs.beside", "_watches", "the watchdog of each world"),
@@ -146,7 +152,9 @@ ONCE = (
         "whether a replacement fits the signature of torch's function",
     ),
     State(
-        "_compat.patches", "require_places", "stages for which torch has every patched attribute"
+        "_compat.patches",
+        "require_places",
+        "groups of patches whose attributes all exist in the installed torch",
     ),
     State("_compat.versions", "require_known", "whether shardfn supports the installed torch"),
     State("_compat.tracing", "core_decompositions", "torch's decompositions"),
@@ -155,7 +163,9 @@ ONCE = (
     State("_compat.dynamo.reading", "_handler", "functions that Dynamo traces in place of others"),
     State("_compat.cpp_kernels.units", "_processor", "the processor's instruction sets"),
     State(
-        "_compat.compilations.environment", "_fixed", "versions of torch and others, the machine"
+        "_compat.compilations.environment",
+        "_fixed",
+        "versions of torch and of other packages, and a description of the machine",
     ),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
     State(
@@ -185,7 +195,7 @@ NUMBERS = (
         "_made",
         "number of objects created since the last garbage collection",
     ),
-    State("world", "_exchanges", "number of texts that ranks have exchanged, by lane"),
+    State("world", "_exchanges", "number of texts that ranks have exchanged, by group of ranks"),
     State("jobs.rendezvous", "_joins", "number of jobs that this process has joined"),
     State("ops.debug", "_numbers", "next number for a function of a debug call"),
     State("capture.annotations", "_numbers", "next number for a checkpointed call"),

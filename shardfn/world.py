@@ -124,8 +124,8 @@ class fake_world(contextlib.ContextDecorator):
         rank: the rank whose coordinates and local tensors this process shows.
         numerics: whether to compute the values of every rank. With `numerics=False`, shardfn
             captures and compiles for `rank` only, and reading a value raises a FakeValueError.
-        unless_launched: whether `fake_world` has no effect in a process that torchrun has started
-            as one of several. With `unless_launched=True`, the same script runs on simulated ranks,
+        unless_launched: whether to skip the simulation in a process that torchrun has started as
+            one of several. With `unless_launched=True`, the same script runs on simulated ranks,
             or, under torchrun, on real ranks that `make_mesh` connects.
 
     Raises:

@@ -88,7 +88,7 @@ CANNOT = {
         Case("few", queries=8, keys=8, heads=4, few=2, causal=True),
         "ulysses",
         "8 queries of 4 heads, 8 keys of 2, causal",
-        "a number of key heads that 4 ranks divide",
+        "a number of key heads that is divisible by 4, the number of ranks",
         "gather",
     ),
     "more queries than keys": (

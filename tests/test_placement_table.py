@@ -104,8 +104,8 @@ def test_entries_that_give_no_placement_stand_under_the_table(plan: str) -> None
     styles = {"mlp": "moe_tp_experts", plan: "rowwise", "gate": "colwise"}
     text = str(sf.placements(PARAMS, styles, axis="tp"))
     assert text.endswith(
-        "styles of activations only, which propagation places: 'mlp'\nnames no parameter "
-        "here: 'gate'"
+        "styles for activations only, which sharding propagation places: 'mlp'\n"
+        "entries that match no parameter: 'gate'"
     )
 
 

@@ -96,7 +96,7 @@ def _always() -> bool:
 
 
 GRAPHS = Patch(
-    what="skipped work on FX graphs that no code runs",
+    what="code generation and argument searches that shardfn skips on FX graphs",
     why="torch generates Python code for each FX graph, and searches each node's arguments for "
     "symbolic sizes",
     lost="captures are a fifth slower, and lowering and compilation are slightly slower",
@@ -110,13 +110,14 @@ READING = (  # a captured function, by Dynamo
     GRAPHS,
     Patch(
         what="shardfn's own ops in Dynamo's graph",
-        why="Dynamo traces into these ops, and torch's allow_in_graph cannot be undone",
+        why="Dynamo traces into shardfn's ops, and torch's allow_in_graph cannot be undone",
         lost="Dynamo would trace the Python code inside shardfn's ops",
         calls={"torch._dynamo.trace_rules:is_callable_allowed": reading.kept_in_graph},
     ),
     Patch(
         what="Python functions that Dynamo cannot read",
-        why="Dynamo cannot trace these functions; torch's substitute_in_graph cannot be undone",
+        why="Dynamo cannot trace some Python functions, and torch's substitute_in_graph cannot be "
+        "undone",
         lost="a capture would fail on inspect.signature, on optree's functions and on similar ones",
         calls={
             "torch._dynamo.trace_rules:is_polyfilled_callable": reading.is_substituted,
@@ -136,17 +137,17 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="tensors that a function closes over",
-        why="Dynamo gives a closed-over view or autograd result a fake tensor of another mode, "
-        "and keeps a meta tensor on the meta device",
+        why="Dynamo creates the fake tensor of a closed-over view or autograd result under another "
+        "FakeTensorMode, and keeps a meta tensor on the meta device",
         lost="the capture would confuse closed-over views with other tensors",
         calls={BUILDER + "wrap_to_fake_tensor_and_record": reading.faked},
         takes="device",
     ),
     Patch(
         what="guards on what a function reads besides its arguments",
-        why="Dynamo guards an object under one of its two names, takes a closure's values for new "
-        "if the function has no source, and mixes up globals of files that are not in "
-        "sys.modules",
+        why="if an object has two names, Dynamo guards only one; Dynamo treats a closure's values "
+        "as new if the function has no Dynamo source, and mixes up globals of files that are not "
+        "in sys.modules",
         lost="a later change of a value that the function reads would go unnoticed",
         until="later than 2.15",
         calls={
@@ -159,8 +160,9 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="Dynamo's guards on code and on changed objects",
-        why="Dynamo does not guard replaced code, counts a restored object as changed (as "
-        "functional_call restores one), and reports a change without its attribute or key",
+        why="Dynamo does not notice that a function's code was replaced, treats a restored object "
+        "as changed (functional_call restores one), and reports a change without its attribute or "
+        "key",
         lost="a call would run the old program after the function's code was replaced",
         calls={
             VARIABLES + "UserFunctionVariable.bind_args": guards.code_noted,
@@ -187,7 +189,7 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="indexing by the step number of a loop",
-        why="for x[t], select and narrow Dynamo turns the step tensor t into a Python number",
+        why="in x[t], select and narrow, Dynamo converts the step tensor t to a Python number",
         lost="a capture would fail on x[t] where t is the step of a loop",
         calls={
             VARIABLES + "SliceVariable.__init__": steps.sliced,
@@ -217,7 +219,7 @@ READING = (  # a captured function, by Dynamo
         what="argument names and source lines in errors",
         why="Dynamo turns errors of fake tensors into text, loses the line of an error inside a "
         "`with`, shows shardfn's line for a condition on sizes, and refuses a dual number "
-        "without its name",
+        "without naming it",
         lost="some errors would name neither the argument nor the user's source line",
         until="later than 2.15",
         on_missing=DEGRADE,
@@ -291,7 +293,7 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="checks of torch.distributions",
-        why="the checks branch on the values of parameters and samples",
+        why="the checks branch on the values of a distribution's parameters and samples",
         lost="a capture would fail on a distribution with validate_args",
         calls={
             **each(
@@ -375,8 +377,8 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="settings of Dynamo for a capture",
-        why="a capture needs static shapes and no stored side effects, and the user's settings "
-        "are meant for torch.compile",
+        why="a capture needs static shapes and must not replay side effects, and the user's "
+        "settings are meant for torch.compile",
         lost="a capture would depend on the user's settings of torch.compile",
         enter=settings.of_captures,
         places=("torch._dynamo.config:patch", "torch._functorch.config:patch"),
@@ -395,8 +397,8 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     ),
     Patch(
         what="zero tensors that stand for missing tangents",
-        why="sums with these zeros, their strides and their views are wrong, or real tensors in "
-        "place of fake ones",
+        why="torch's zero tensors give wrong sums, strides and views, or real tensors in place of "
+        "fake ones",
         lost="forward-mode derivatives would fail, or have the wrong strides",
         until="later than 2.13",
         calls={FAKES + "FakeTensorMode.dispatch": zeros.zeros_dispatched},
@@ -445,7 +447,8 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     ),
     Patch(
         what="the user's hooks on saved tensors",
-        why="a capture saves no tensors, and torch.func refuses to run under such hooks",
+        why="a capture saves no tensors, and torch.func refuses to run under hooks on saved "
+        "tensors",
         lost="a capture inside saved_tensors_hooks would fail",
         enter=tracing.without_saved_hooks,
         places=tuple(
@@ -455,7 +458,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     ),
     Patch(
         what="annotations on nodes of FX graphs",
-        why="torch keeps the annotations for the whole process, not for one thread",
+        why="torch keeps the annotations of nodes for the whole process, not for one thread",
         lost="graphs of other threads would get the annotations of a capture",
         enter=tracing.metadata_per_thread,
         places=(
@@ -476,8 +479,8 @@ TRACING = (  # the graph that Dynamo read, by make_fx
 SIZES = Patch(
     what="result sizes that depend only on arguments",
     why="torch treats some result sizes as data-dependent, and gives x[i.T] the strides of i, so "
-    "a view of it becomes a copy",
-    lost="a capture would fail on some ops, or take a copy for a view",
+    "a view of the result becomes a copy",
+    lost="a capture would fail on some ops, or treat a copy as a view",
     until="later than 2.13",
     calls={"torch._meta_registrations:meta_index_Tensor": known_sizes.indexed},
     enter=known_sizes.sizes_known,
@@ -526,7 +529,7 @@ MODULE = (  # while a module runs that Dynamo does not trace
     PRINTS,
     Patch(
         what="code that asks whether it is compiled",
-        why="in eager mode such code takes fused kernels without a derivative and branches on "
+        why="in eager mode, modules use fused kernels without a derivative and branch on tensor "
         "values; a torch.compile inside a module is part of the capture",
         lost="a captured module would take its eager branches",
         calls={
@@ -540,7 +543,8 @@ MODULE = (  # while a module runs that Dynamo does not trace
     ),
     Patch(
         what="torch.optim.Adafactor, and batch norms without a momentum",
-        why="both read tensors as Python numbers: norms, and the count of batches",
+        why="Adafactor converts norms to Python numbers, and batch norms without a momentum "
+        "convert their count of batches",
         lost="a capture of Adafactor or of BatchNorm1d(n, momentum=None) would fail",
         calls={
             "torch.optim._adafactor:_single_tensor_adafactor": modules.with_numbers_as_tensors,
@@ -691,8 +695,8 @@ COMPILATION = (
     ),
     Patch(
         what="updates in place",
-        why="Inductor counts an op that overwrites an argument as a reader of everything computed "
-        "from it",
+        why="Inductor treats an op that overwrites an argument as a reader of all values computed "
+        "from the argument",
         lost="compiled steps take more memory",
         until="later than 2.13",
         on_missing=DEGRADE,
@@ -722,7 +726,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "symbols": (  # Dynamo, where sizes are symbols
         Patch(
             what="F.linear of symbolic sizes",
-            why="torch's kernel for torch.func turns symbolic sizes into Python numbers",
+            why="under torch.func, torch's kernel of F.linear converts symbolic sizes to Python "
+            "numbers",
             lost="derivatives of linear layers would make dynamic sizes static",
             until="later than 2.13",
             enter=sizes.linear_written_out,
@@ -782,7 +787,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             what="plans of torch.distributed.checkpoint",
             why="in a fake world one process saves the shards of all ranks, so it must not wait "
-            "for others",
+            "for other processes",
             lost="checkpoints of DTensors in a fake world would wait for other processes",
             enter=checkpoints.plans_of_one_process,
             places=("torch.distributed.checkpoint.utils:_DistWrapper",),
@@ -792,8 +797,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "dual level": (
         Patch(
             what="levels of dual numbers",
-            why="torch counts these levels for the whole process, and a compiled graph opens one "
-            "uncounted",
+            why="torch counts levels of dual numbers for the whole process, and a compiled graph "
+            "enters a level that torch does not count",
             lost="sf.jvp inside a compiled backward would fail",
             until="later than 2.13",
             enter=tracing.dual_level_counted,
@@ -806,7 +811,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "plain": (
         Patch(
             what="torch.utils.checkpoint under sf.random.plain",
-            why="checkpoint restores torch's generators, but sf.random.plain draws from other ones",
+            why="torch.utils.checkpoint restores torch's generators, but sf.random.plain draws "
+            "from other generators",
             lost="a recomputation would draw different random numbers",
             enter=seeds.checkpoints_wrapped,
             places=(seeds.REENTRANT, seeds.GENERATOR),
@@ -833,11 +839,14 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
 # Permanent registrations, each under a name of shardfn's: (what, why).
 STAYS = (
     ("ops of torch.ops.shardfn", "captured programs consist of these ops"),
-    ("Inductor's lowerings of these ops", "shardfn registers them at the first compilation"),
+    (
+        "Inductor's lowerings of these ops",
+        "shardfn registers the lowerings at the first compilation",
+    ),
     ("process groups named shardfn", "a program looks up its process group by name"),
     (
         "c10's warning that a kernel is overridden",
-        "torch shows this warning once per process; the first capture triggers and suppresses it",
+        "torch shows the warning once per process; the first capture triggers and suppresses it",
     ),
 )
 

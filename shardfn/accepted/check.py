@@ -11,14 +11,14 @@ SHOWN = 60  # characters of a value in an error
 
 
 def accept(function: str, **given: Any) -> None:
-    """Check that each argument of a function has the kind that its parameter needs.
+    """Check that each argument of a function has a type and a value that its parameter accepts.
 
     Args:
         function: the name of the function, a key of the table `ARGUMENTS`.
         given: the arguments to check, by parameter name.
 
     Raises:
-        ShardError: an argument has a wrong kind. The message lists all wrong arguments.
+        ShardError: an argument has a wrong type or value. The message lists all wrong arguments.
     """
     kinds = ARGUMENTS[function]
     wrong = [name for name, x in given.items() if not kinds[name].test(x)]

@@ -167,7 +167,7 @@ COUNTS = Kind(
             and all(isinstance(k, str) and _is_count(n) for k, n in x.items())
         )
     ),
-    "a dict from kinds of collectives to numbers, or None",
+    "a dict from kinds of collectives to their counts, or None",
     "counts={'all_reduce': 2}",
 )
 NUMBER_OR_NONE = Kind(lambda x: x is None or _is_count(x), "an int of 0 or more, or None", "0")

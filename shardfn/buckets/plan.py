@@ -38,7 +38,8 @@ class BucketPlan:
         local: the paths of the leaves whose gradients need no communication.
         unreduced: the leaves whose gradients are returned as Partial, for a later program to
             reduce.
-        unbucketed: the collectives that belong to no bucket, but that compute a gradient.
+        unbucketed: the collectives of gradients that belong to no bucket, such as those in loops
+            and branches.
 
     Example:
         >>> BucketPlan("f", "(dp=2)").merge
@@ -70,7 +71,7 @@ class BucketPlan:
 
     def merge(self, *indices: int) -> BucketPlan:
         """Return the bucket plan with the given buckets merged into one bucket, at the position of
-        the first.
+        the first of these buckets.
 
         Raises:
             TreeError: one of the buckets does not exist, or one collective cannot send all the
@@ -174,7 +175,7 @@ class BucketPlan:
     ) -> dict[str, list[Row]]:
         """Return, for each leaf, a list with one `Row` for each bucket that contains the leaf.
 
-        Two buckets with the same `index` count as one bucket.
+        Two buckets with the same `index` are treated as one bucket.
 
         Args:
             name: the name of the function that uses the plan, for error messages.

@@ -17,10 +17,10 @@ class Bucket:
     """A set of gradients or parameters that one collective reduces or gathers.
 
     `nbytes` counts the bytes that the rank with the largest shards reduces or gathers, without the
-    fused small reductions. A program that is given a plan uses the buckets of the plan, and the
-    leaves of each bucket, in the order of the plan. The fields `ready`, `first_use`, `riding`,
-    `inside` and `times` describe one program, so each program that uses the plan computes them
-    again.
+    small reductions that share the collective. A program that is given a plan uses the buckets of
+    the plan, and the leaves of each bucket, in the order of the plan. The fields `ready`,
+    `first_use`, `riding`, `inside` and `times` describe one program, so each program that uses the
+    plan computes them again.
 
     Args:
         index: the position of the bucket in the plan, from 0.

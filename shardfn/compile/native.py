@@ -38,7 +38,7 @@ def load_native() -> threading.Thread | None:
         if _loading.thread is None:
             _loading.thread = threading.Thread(
                 target=_load,
-                name="shardfn compiles the functions of a call",
+                name="shardfn compiles the C++ functions of the call path",
                 daemon=False,  # a process that ends must not leave a compiler at work
             )
             _loading.thread.start()

@@ -207,7 +207,7 @@ def functional(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     what = f"_c10d_functional.{name}"
     row = FUNCTIONAL.get(name.removesuffix("_"))
     if row is None:
-        fix = "call the collective of a single tensor; or call this one in a function under sf.jit"
+        fix = "call the collective of a single tensor; or call this collective under sf.jit"
         raise ShardError.of(what, "the collective is called on a simulated tensor", fix=fix)
     given = eager.bound(op, (x, *args), kwargs)
     with torch.no_grad():
@@ -312,7 +312,7 @@ def refused(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _refuse_absent_list(what: str, name: str, inputs: Row) -> None:
     """Refuse a list that only another rank than the shown one gives."""
     if name == "scatter_" and not inputs:
-        got = "the list is given on another rank than the one that this world shows"
+        got = "the list is given on another rank, not on the rank that this fake world shows"
         fix = "pass the list on all ranks, or use fake_world(n, rank=src)"
         raise ShardError.of(what, got, fix=fix, source=call_site())
 

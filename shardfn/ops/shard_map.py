@@ -120,7 +120,7 @@ REFUSALS = {
     SUMMED: (
         "DTensor.from_local",
         "a replicated DTensor is made from values that may differ between ranks of {}: the "
-        "DTensor's gradient counts once, but the ranks' gradients are summed",
+        "DTensor's gradient is taken once, but the ranks' gradients are summed",
         "a value that the code makes equal on all ranks",
         "DTensor.from_local(x, mesh, [Replicate()]).to_local() of each plain tensor x that is "
         "equal on all ranks; or call to_local twice, with grad_placements=[Replicate()] for "

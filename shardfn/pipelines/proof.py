@@ -102,7 +102,7 @@ def proved(
         raise ScheduleError.of(where, "circular wait:", *circle, fix=fix)
     kept = [_most_alive(row) for row in table]
     if alive is not None and (wrong := list(_over(table, kept, alive))):
-        fix = "run backward actions earlier, or separate W actions earlier"
+        fix = "run backward actions earlier; if B and W are separate actions, run W earlier"
         needed = f"at most {alive} activations alive on each coordinate"
         raise ScheduleError.of(where, *wrong[:SHOWN], needed=needed, fix=fix)
     return _costs(table, tuple(most for most, _ in kept), costs)
@@ -144,8 +144,8 @@ def _costs(table: Table, alive: tuple[int, ...], costs: Mapping[str, float]) -> 
 def _refused(where: str, problems: list[str]) -> ScheduleError:
     lines = problems[:SHOWN] + ["and more"] * (len(problems) > SHOWN)
     needed = (
-        "for each stage and microbatch F once, and either B and W or BW once, on one "
-        "coordinate, each after the actions whose results it reads"
+        "for each stage and microbatch one action F, and either actions B and W or one action "
+        "BW, on one coordinate, each action after those whose results it reads"
     )
     fix = "use a schedule of sf.schedules, which are valid for any number of microbatches"
     return ScheduleError.of(where, *lines, needed=needed, fix=fix)

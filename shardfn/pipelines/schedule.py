@@ -203,10 +203,10 @@ class Schedule:
         cost.
 
         Each stage must be on one rank along the pipeline axis. For each stage and microbatch, the
-        schedule must contain F once, and either B and W once or BW once. Each action must come
-        after the actions whose results it reads. Each message between two ranks must be received
-        exactly once. Ranks must not wait for each other in a cycle, even if at most `on_the_way`
-        messages from one rank to another can be in flight.
+        schedule must contain the forward (F) once, and the backward once, either as B and W or as
+        BW. Each action must come after the actions whose results it reads. Each message between two
+        ranks must be received exactly once. Ranks must not wait for each other in a cycle, even if
+        at most `on_the_way` messages from one rank to another can be in flight.
 
         Args:
             stages: the number of stages of the pipeline. By default, `stages` is the number of

@@ -33,7 +33,7 @@ def gpipe(coordinates: int, microbatches: int) -> Schedule:
     With GPipe, a rank keeps the activations of all microbatches.
 
     Args:
-        coordinates: how many ranks the pipeline axis has, n.
+        coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches.
 
     Returns:
@@ -67,7 +67,7 @@ def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
     With n ranks, rank s keeps the activations of at most n - s microbatches.
 
     Args:
-        coordinates: how many ranks the pipeline axis has, n.
+        coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches.
 
     Returns:
@@ -100,7 +100,7 @@ def interleaved(coordinates: int, microbatches: int, *, chunks: int = 2) -> Sche
     More stages on each rank reduce the idle share, and increase the number of messages.
 
     Args:
-        coordinates: how many ranks the pipeline axis has, n.
+        coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches.
         chunks: the number v of stages on each rank.
 
@@ -146,7 +146,7 @@ def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
     With n ranks, no rank keeps more than n activations, as many as the first rank in 1F1B.
 
     Args:
-        coordinates: how many ranks the pipeline axis has, n.
+        coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches.
 
     Returns:
@@ -182,14 +182,14 @@ def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
 
 def zbv(coordinates: int, microbatches: int) -> Schedule:
     """Return the ZBV schedule, which computes the gradients of weights separately. Each rank has
-    two stages, and the stages run up and down the ranks like a V. Stages s and 2n - 1 - s are on
-    rank s of the pipeline axis.
+    two stages, and the stages lie on the ranks in ascending and then in descending order, like a V.
+    Stages s and 2n - 1 - s are on rank s of the pipeline axis.
 
     With n ranks, a rank keeps at most 2n activations, each half as large as with one stage per
     rank.
 
     Args:
-        coordinates: how many ranks the pipeline axis has, n.
+        coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches.
 
     Returns:
@@ -214,29 +214,29 @@ def zbv(coordinates: int, microbatches: int) -> Schedule:
 
 
 def dualpipev(coordinates: int, microbatches: int) -> Schedule:
-    """Return the DualPipeV schedule, in which each rank has two stages, and the stages run up and
-    down the ranks like a V. Most F actions run together with the B action of another microbatch, so
-    that one action computes while the other communicates. Stages s and 2n - 1 - s are on rank s of
-    the pipeline axis.
+    """Return the DualPipeV schedule, in which each rank has two stages, and the stages lie on the
+    ranks in ascending and then in descending order, like a V. Most F actions run together with the
+    B action of another microbatch, so that one action computes while the other communicates. Stages
+    s and 2n - 1 - s are on rank s of the pipeline axis.
 
     With n ranks, a rank keeps at most 2n + 1 activations, each half as large as with one stage per
     rank.
 
     Args:
-        coordinates: how many ranks the pipeline axis has, n.
+        coordinates: the number n of ranks along the pipeline axis.
         microbatches: the number m of microbatches.
 
     Returns:
         The schedule. With n ranks, if F, B and W each take the time t, each rank is idle for at
-        most 2 (n - 1) t. The paper states the idle time (n - 1) (F&B + B - 2 W), where F&B is the
-        time of F, B and W together.
+        most 2 (n - 1) t. The DeepSeek-V3 paper states the idle time (n - 1) (F&B + B - 2 W), where
+        F&B is the time of F, B and W together.
 
     Raises:
         ShardError: coordinates or microbatches is below 1.
 
-    Source: DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1 (DualPipe), and
-    DualPipeV, its half, by Qi et al. 2025. Unlike in the paper, a rank receives the messages of
-    another rank in the order in which they are sent.
+    Source: DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1 (DualPipe); DualPipeV by
+    Qi et al. 2025, which cuts DualPipe in half. Unlike in the paper, a rank receives the messages
+    of another rank in the order in which they are sent.
 
     Example:
         >>> import shardfn as sf

@@ -291,7 +291,7 @@ def draw(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torc
     else all bits.
     """
     source = _source.get()
-    assert source is not None, "torch's random calls have a source only during a capture"
+    assert source is not None, "torch draws from shardfn's random source only during a capture"
     state, call = source.next(device)
     size = list(shape)
     return random_bits(state, None, size, strides_of(size), AMBIENT, call, dtype)
@@ -302,7 +302,7 @@ def _draw_key_words(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw the two words of new keys in one random call."""
     source = _source.get()
-    assert source is not None, "torch's random calls have a source only during a capture"
+    assert source is not None, "torch draws from shardfn's random source only during a capture"
     state, call = source.next(device)
     size = list(shape)
     bits = random_bits(state, None, size, strides_of(size), AMBIENT_KEY, call, torch.int64)

@@ -196,7 +196,8 @@ def gamma(
     shape: int | tuple[int, ...] | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Draw numbers with a gamma distribution of scale 1, differentiable by its shape parameter.
+    """Draw numbers from a gamma distribution of scale 1, differentiable with respect to its shape
+    parameter.
 
     Args:
         key: a random key, int64 (2,).
@@ -268,7 +269,7 @@ def beta(
     shape: int | tuple[int, ...] | None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Draw numbers with a beta distribution, differentiable by its parameters.
+    """Draw numbers from a beta distribution, differentiable with respect to its parameters.
 
     Args:
         key: a random key, int64 (2,).

@@ -64,7 +64,7 @@ def run_ranks(
         The result of each rank.
 
     Raises:
-        DivergenceError: ranks wait for each other, or enter different collectives.
+        DivergenceError: ranks deadlock, or call different collectives.
         Exception: that of the first rank that fails, with a note of the rank.
     """
     starts = dict(generators or process_state.generators())

@@ -184,7 +184,7 @@ def _writes_to_every_part(func: Any, written: Iterable[Any]) -> None:
             got = (
                 f"the code writes to local tensors of a DTensor on a part of a mesh, ranks {own}; "
             )
-            got += "after the write other parts would hold different values"
+            got += "after the write, other parts of the mesh would hold different values"
             fix = "write to to_local().clone(), or use a DTensor on the whole mesh"
             raise PlacementError.of(str(func), got, fix=fix)
 

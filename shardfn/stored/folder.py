@@ -152,7 +152,7 @@ class Folder:
             complete_files.write(self.path / KEY, secrets.token_bytes(BITS))
             found = self._key()
         if found is None:
-            raise OSError(errno.EIO, "the cache key cannot be read back")
+            raise OSError(errno.EIO, "the cache key was written, but cannot be read")
         return found
 
 

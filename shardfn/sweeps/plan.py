@@ -59,7 +59,8 @@ def plan(
             arguments, with `sf.auto` for the placements that `plan` chooses. With `pipelines`, all
             placements must be given, as a tree or as a function of (mesh, schedule).
         axis_names: the names of the mesh axes, as many as the largest mesh has axes. By default,
-            the axes are named "dp", "cp" and "tp", or `axis`, "dp" and "tp" with `pipelines`.
+            the axes are named "dp", "cp" and "tp". With `pipelines`, the default axis names are the
+            value of `axis`, "dp" and "tp".
         pipelines: the `sf.Schedule`s to compare, each of which has its own numbers of ranks, stages
             and microbatches. By default, `plan` compares steps without a pipeline.
         axis: the pipeline axis of the mesh, as in `pipelined_grad`.
@@ -71,7 +72,8 @@ def plan(
         schedules for which the step does not fit into the memory limit.
 
     Raises:
-        PlacementError: no placements fit on any mesh, or, with `pipelines`, placements are missing.
+        PlacementError: no placements fit into the memory limit on any mesh, or, with `pipelines`,
+            placements are missing.
         ScheduleError: a pipeline schedule fits no mesh, a mesh fits no schedule, or the function
             does not use the schedule.
         ShardError: the hardware is unknown, or `memory` is not a number of bytes.
@@ -126,6 +128,6 @@ def _does_not_fit(where: str, row: Row) -> PlacementError:
         f"{where}, memory",
         f"{name} do not fit in {human_bytes(int(limit))} per rank of {row.axes}",
         f"{human_bytes(row.peak)}{row.fullest}, {human_seconds(row.time.total)} a step",
-        fix="use a schedule that keeps fewer microbatches, or smaller microbatches",
+        fix="use a schedule that keeps activations of fewer microbatches, or smaller microbatches",
         arg_path="memory",
     )

@@ -42,9 +42,9 @@ def sweep(
     """Predict the time and memory of a step for every combination of meshes, strategies,
     microbatches, rematerialization policies and hardware.
 
-    `sweep` captures the step once for all meshes, strategies and hardware, and once for each
-    combination of microbatches, policies and schedules, which the step gets as `microbatches=`,
-    `remat=` and `schedule=`. `sweep` runs no step and needs no ranks.
+    `sweep` captures the step once for each combination of microbatches, policies and schedules, and
+    uses the capture for all meshes, strategies and hardware. `sweep` passes each choice to the step
+    by keyword: `microbatches=`, `remat=` and `schedule=`. `sweep` runs no step and needs no ranks.
 
     Args:
         fn: a pure function of pytrees, as for `shard`. For a strategy given by its name, the first
@@ -58,17 +58,17 @@ def sweep(
         strategies: names of `sf.strategy`, several joined by + ("zero3+pipeline"), and "auto" for
             placements that shardfn chooses. `strategies` may also be a dict from names to
             in_placements, or to functions of the mesh that return in_placements or an
-            `sf.Strategy`. With `pipelines`, the values of a dict of strategies are functions of
-            (mesh, schedule).
+            `sf.Strategy`. With `pipelines`, a dict of strategies maps names to functions of (mesh,
+            schedule).
         microbatches: a list of numbers of microbatches, which the step passes to `sf.accumulate`.
         remat: a list of rematerialization policies, which the step passes to `sf.checkpoint`.
         pipelines: a list of `sf.Schedule`s, which the step passes to `sf.pipelined_grad`. `sweep`
             tries each schedule on the meshes whose pipeline axis has as many ranks as the schedule.
         hardware: a list of `sf.Hardware`, or of names such as "H100".
         memory: the memory limit of a rank, in bytes or as text such as "80GiB". The placements that
-            shardfn chooses stay below the memory limit; a row with other placements that exceeds
-            the limit is marked. By default, rows that exceed the memory capacity of the hardware
-            are marked.
+            shardfn chooses stay below the memory limit. If placements that you give exceed the
+            memory limit, the table marks their row. By default, the table marks rows that exceed
+            the memory capacity of the hardware.
         axis_names: the names of the axes, for meshes that are given as tuples of sizes. The default
             axis names are those of `sf.plan`.
         axis: the pipeline axis of the mesh, as in `pipelined_grad`.
@@ -79,18 +79,18 @@ def sweep(
         A `Sweep`, which prints as a table and which `sf.draw` draws. The `rows` of the sweep are
         sorted by time, and rows that do not fit in memory come last. Each row of a sweep has the
         fields `time`, `peak`, `sent_by_axis`, `placements`, `is_front` and `call` (the code that
-        runs the row), and the method `lowered()`. `Sweep.front` lists the rows for which no other
-        row is better in both time and memory peak. `Sweep.refused` lists the combinations that
+        runs the row), and the method `lowered()`. `Sweep.front` lists the rows on the Pareto front
+        of time and memory peak, for each hardware. `Sweep.refused` lists the combinations that
         cannot run, each with the reason.
 
     Raises:
         ShardError: a list is empty or has wrong values, the hardware is unknown, the step lacks a
-            keyword parameter, or no combination can run (with the reasons).
+            keyword parameter, or no combination can run (the message gives the reasons).
         PlacementError: `sf.strategy` has no strategy of the given name.
         ScheduleError: a pipeline schedule fits none of the meshes.
 
-    Source: the Pareto front of step time and memory, as AutoParallel and Alpa (Zheng et al. 2022)
-        rank plans.
+    Source: AutoParallel and Alpa (Zheng et al. 2022), which rank parallel plans; the Pareto front
+        of step time and memory.
 
     Example:
         >>> import shardfn as sf

@@ -44,8 +44,8 @@ class Row:
         call: the Python code of the row, which defines a function `run`.
         again: a function that lowers the step.
         warnings: the warnings of the lowering, such as replicated compute.
-        is_front: whether no row on the same hardware that fits in memory has both less time and a
-            lower memory peak.
+        is_front: whether the row fits in memory and is on the Pareto front of time and memory peak,
+            for its hardware.
     """
 
     axes: MeshAxes
@@ -166,14 +166,14 @@ class Refused:
 
 @attrs.frozen(eq=False)
 class Sweep:
-    """A table that compares one step over meshes, strategies, variants and hardware.
+    """A table that compares one step over meshes, strategies, keyword arguments and hardware.
 
     Args:
         name: the name of the step.
         rows: the rows of the table: rows that fit in memory come first, and the fastest of them is
             at the top.
-        refused: the combinations of mesh, strategy, variant and hardware that cannot run, each with
-            the reason.
+        refused: the combinations of mesh, strategy, keyword arguments and hardware that cannot run,
+            each with the reason.
 
     Example:
         >>> import shardfn as sf
@@ -201,8 +201,8 @@ class Sweep:
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """Return the rows for which no row that fits in memory is better in both time and memory
-        peak on the same hardware.
+        """Return the rows that fit in memory and are on the Pareto front of time and memory peak,
+        for each hardware.
         """
         return tuple(row for row in self.rows if row.is_front)
 

@@ -136,9 +136,10 @@ def mixed_precision(
         fn: a function whose first argument is the parameters: a tensor or a pytree.
         compute: the dtype in which fn computes.
         params: the dtype of the parameters, and of their gradients.
-        reduce: the dtype in which gradients are reduced over ranks. The dtype `compute` makes the
-            reductions send fewer bytes, and the dtype `params` avoids rounding of the sums. The
-            option `reduce_dtype` of `bucketed_grad` takes precedence over `reduce`.
+        reduce: the dtype in which gradients are reduced over ranks. If `reduce` equals `compute`,
+            the reductions send fewer bytes. If `reduce` equals `params`, the sums are not rounded
+            to a smaller dtype. The option `reduce_dtype` of `bucketed_grad` takes precedence over
+            `reduce`.
         keep: patterns for the paths of parameters that are not cast, such as `"**.norm.weight"`.
         argnums: the positions of the arguments that are cast. By default, `mixed_precision` casts
             all arguments.

@@ -45,7 +45,8 @@ def mark_dynamic(
             that needs the size as a constant raises a CaptureError, which names the constant and
             the source line.
 
-    Source: torch._dynamo.mark_dynamic (strict) and maybe_mark_dynamic, whose marks count too.
+    Source: torch._dynamo.mark_dynamic (strict) and maybe_mark_dynamic; shardfn uses their marks
+        too.
 
     Example:
         >>> import torch, shardfn as sf

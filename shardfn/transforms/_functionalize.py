@@ -192,11 +192,11 @@ def functionalize(
     functionalize(module)`.
 
     The call `out, buffers = fn(params, buffers, *args)` changes neither the module nor its
-    arguments. The call returns new values of the buffers that the module writes to or assigns, such
-    as BatchNorm's statistics. The returned function follows later calls of `train()` and `eval()`
-    on the module and on each submodule. The returned function is captured once for each mode
-    (`train` or `eval`). Call `functionalize` again after you change an attribute, a hook, a
-    parametrization, a submodule, or which parameters are frozen. The returned function and the
+    arguments. The call of `fn` returns the new values of the buffers that the module writes to or
+    assigns, such as BatchNorm's statistics. The returned function follows later calls of `train()`
+    and `eval()` on the module and on each submodule. The returned function is captured once for
+    each mode (`train` or `eval`). Call `functionalize` again after you change an attribute, a hook,
+    a parametrization, a submodule, or which parameters are frozen. The returned function and the
     module share objects that are not modules, such as `model.config`. Do not change attributes of
     shared objects after `functionalize`.
 
@@ -204,17 +204,17 @@ def functionalize(
     module`, the returned function keeps the last `train` or `eval` mode of the module. Copies and
     pickles of the returned function do not follow `train()` and `eval()` calls on the module.
 
-    A frozen parameter (requires_grad=False) counts as a buffer. No gradient of a frozen parameter
-    is computed, sent or returned. A hook on a parameter (`p.register_hook`) gets the gradient,
-    summed over all uses of the parameter, and may replace the gradient. Under `vmap(grad(f))`, a
-    hook on a parameter gets the gradient of one sample.
+    A frozen parameter (requires_grad=False) is treated as a buffer. No gradient of a frozen
+    parameter is computed, sent or returned. A hook on a parameter (`p.register_hook`) gets the
+    gradient, summed over all uses of the parameter, and may replace the gradient. Under
+    `vmap(grad(f))`, a hook on a parameter gets the gradient of one sample.
 
     Args:
         module: any nn.Module whose forward is a function of trees of tensors and constants. A tied
             weight is one parameter, under its first name, and its gradient is the sum over all uses
             of the weight. All values of the module that are neither parameters nor buffers become
-            constants of the program. A module on the meta device returns tensors on the meta
-            device, for `trace` and `lower` without memory.
+            constants of the program. For a module on the meta device, params and buffers are on the
+            meta device, so that `trace` and `lower` need no memory for them.
         share: whether params and buffers share memory with the module. With `share`, writing to a
             parameter or buffer in place, or donating it, also changes the module. Without `share`,
             params and buffers are copies of those of the module.

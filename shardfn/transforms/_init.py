@@ -41,7 +41,8 @@ def init(
     Args:
         module_fn: a function that builds and returns an nn.Module, with torch's default
             initialisation, `torch.nn.init` or its own initialisation. `init` calls module_fn
-            several times, on tensors without values.
+            several times. The tensors that module_fn creates are fake tensors, which have no
+            values.
         mesh: a DeviceMesh, or None for a single device.
         placements: one `P` for all parameters, or a dict that maps names or patterns of parameters
             and buffers to `P`s, with the patterns of `sf.placements`, such as "**.weight". The

@@ -55,16 +55,17 @@ def jit(
 
     If arguments are DTensors, the program is partitioned over the mesh of these DTensors, with the
     placements of the arguments. If arguments are DTensors, results are DTensors with the placements
-    that sharding propagation chose. Inside another transform, `jit(fn)` is `fn`.
+    that sharding propagation chose. Inside another transform, `jit(fn)` is the same as `fn`.
 
-    A function that calls DTensor or collectives of torch.distributed is per-rank code: its ordinary
-    tensors may differ between ranks, and its DTensors are global. Per-rank code runs on all ranks
-    of the mesh, as docs/dtensor.md describes.
+    A function that uses the DTensor API, or collectives of torch.distributed, is per-rank code: its
+    ordinary tensors may differ between ranks, and its DTensors are global. Per-rank code runs on
+    all ranks of the mesh, as docs/dtensor.md describes.
 
     Args:
         fn: a pure function of pytrees. Without fn, `jit` returns a decorator. Each call of fn reads
             closed-over tensors by reference, and all other closed-over values by value. If a
-            closed-over value no longer fits the captured program, fn is captured again.
+            closed-over value changes so that the captured program is no longer valid, fn is
+            captured again.
         attention: the method of sharded attention, as in `shard`, for functions of DTensors.
         backend: either "inductor", or "aten", which runs the program op by op, without a
             compilation. In a simulated world, `backend` has no effect, because the simulator runs
@@ -89,8 +90,8 @@ def jit(
         dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
             all these sizes. `dynamic` is a prefix tree over the positional arguments, like
             `in_axes` of vmap, or a dict by argument name. Each leaf of `dynamic` is a dim, a set of
-            dims, True for all dims, or a dict with hints, `{0: torch.export.Dim.DYNAMIC}`. See
-            `mark_dynamic`.
+            dims, True for all dims, or a dict from dims to hints, such as `{0:
+            torch.export.Dim.DYNAMIC}`. See `mark_dynamic`.
         rows: for each mesh axis, the number of token rows that a rank can receive for its experts,
             as in `shard`.
 

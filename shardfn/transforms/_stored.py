@@ -17,8 +17,8 @@ from ..stored import own_folder
 def clear_cache(*, stored: bool = False) -> None:
     """Delete all captures and compiled programs of this process from memory.
 
-    After `clear_cache`, each function is captured again when it is called. `clear_cache` keeps the
-    compiled programs on disk, which save a second compilation.
+    After `clear_cache`, each function is captured again when it is called. By default,
+    `clear_cache` keeps the compiled programs on disk, so that they need not be compiled again.
 
     Args:
         stored: whether to delete the compiled programs on disk too, for all processes of the user.
@@ -47,9 +47,9 @@ def load_compiled(
 
     `load_compiled` captures nothing, and does not need the original function. A saved program
     contains names of ops, and tensors, but no code. `load_compiled` accepts only ops from a fixed
-    list of pure computations. So a saved program from an untrusted source may compute wrong values,
-    but cannot read files or run Python code. With `backend="inductor"`, `load_compiled` compiles
-    the program on this machine, or reads a stored compilation.
+    list of pure computations. A saved program from an untrusted source may therefore compute wrong
+    values, but cannot read files or run Python code. With `backend="inductor"`, `load_compiled`
+    compiles the program on this machine, or reads a stored compilation.
 
     Args:
         path: the path of the file.

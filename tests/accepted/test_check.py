@@ -115,7 +115,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a number": (
         lambda: LIB.distribute({"n": 7}, LIB.make_mesh((2,), ("a",)), P("a")),
-        "['n']: it is 7, a int, and P('a') is for a tensor",
+        "['n']: the leaf is 7, a int, but P('a') is for a tensor",
     ),
 }  # fmt: skip
 

@@ -107,7 +107,7 @@ def test_a_graph_of_an_op_that_cannot_draw_is_refused() -> None:
         score = lambda score, b, h, i, j: score + torch.rand_like(score)
         return flex_attention(q, q, q, score_mod=score)
 
-    with pytest.raises(sf.RuleError, match="but its graphs carry no random state"):
+    with pytest.raises(sf.RuleError, match="but its subgraphs have no random state"):
         sf.jit(noisy)(X)
     with (
         sf.fake_world(2),

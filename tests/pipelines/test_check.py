@@ -97,7 +97,7 @@ def test_an_action_before_what_it_needs_is_early() -> None:
     later_stage_first = [[("F", 1, 0), ("F", 0, 0), ("BW", 1, 0), ("BW", 0, 0)]]
     assert lines_of(later_stage_first)[0].startswith("early: coordinate 0 has F1.0 (stage 1")
     assert (
-        "needed: for each stage and microbatch F once, and either B and W"
+        "needed: for each stage and microbatch one action F, and either actions B and W"
         in lines_of(backward_first)[1]
     )
 

@@ -134,7 +134,7 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
         ),
         (
             {"sizes": {"q": 3}},
-            ["meshes, sizes: sizes names 'q', which is not the name of a dim in shapes"],
+            ["meshes, sizes: sizes has the key 'q', which is not the name of a dim in shapes"],
         ),
         (
             {"sizes": {"b": "7..0"}},

@@ -68,7 +68,7 @@ def saved_by(text: str, forward: Sequence[torch.fx.Node]) -> Policy | None:
         try:
             answer = policy(context, node.target, *args, **kwargs)
         except Exception as error:
-            got = f"its policy raises {type(error).__name__} for {node.target}: {error}"
+            got = f"the policy raises {type(error).__name__} for {node.target}: {error}"
             raise CaptureError.of(WHERE, got) from error
         if answer in SAVED:
             saved.add(node)

@@ -189,7 +189,7 @@ def refuse_uneven_part(where: str, path: str, x: Any) -> None:
     raise PlacementError.of(
         where,
         f"a DTensor on a part of the mesh, {part}, has shards of different sizes",
-        fix="use a DTensor on the whole mesh, or a size that the axis divides",
+        fix="use a DTensor on the whole mesh, or a size divisible by the axis size",
         arg_path=path,
         dim=dim,
     )

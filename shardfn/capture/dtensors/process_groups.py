@@ -218,7 +218,7 @@ def reduction(what: str, op: Any, dtype: torch.dtype) -> str:
     is_float = dtype.is_floating_point or dtype.is_complex
     got = f"op is {kind}, of {dtype}"
     if kind in BITS and is_float:
-        fix = "x.view(dtype) of an integer dtype, or another reduction"
+        fix = "x.view(dtype) with an integer dtype, or another reduction"
         raise CaptureError.of(what, got, needed="integers or bool", fix=fix)
     if kind in ORDERED and dtype.is_complex:
         fix = f"op={kind} of torch.view_as_real(x), or of x.abs()"

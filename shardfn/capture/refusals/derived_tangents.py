@@ -38,7 +38,7 @@ TABLE = (
     ),
     Row(
         ("eig", "eigvals", "_linalg_eig"),
-        "torch's tangent of this op's tangent lacks terms",
+        "torch's second-order tangent of this op lacks terms",
         third=True,
     ),
     Row(

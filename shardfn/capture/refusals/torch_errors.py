@@ -68,7 +68,10 @@ SHARED = (
     "or use an op that returns the value",
 )
 
-DATA = ("it reads .data of a tensor under a derivative or a vmap", "x.detach() in place of x.data")
+DATA = (
+    "the function reads .data of a tensor under a derivative or a vmap",
+    "x.detach() in place of x.data",
+)
 BRANCHES = "Data-dependent branching"
 # torch's text -> the problem for the user, and the suggestion.
 WRITTEN_ARRAY = (

@@ -81,8 +81,9 @@ STORE = (
 OF_CPP = ("the function makes a C++ object", "make the object outside of the function")
 GENERATOR = (
     "the function reads or seeds a generator of random numbers",
-    "call torch.rand and the like without a generator, after sf.random.state.seed(seed) "
-    "before the call; or sf.random with a key; or pass random numbers as arguments",
+    "call torch.rand and similar functions without a generator, and sf.random.state.seed(seed) "
+    "before the captured function; or use sf.random with a key; or pass random numbers as "
+    "arguments",
 )
 HOOK = (
     "the function registers a hook on a module",

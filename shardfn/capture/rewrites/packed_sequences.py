@@ -58,9 +58,9 @@ def rows_of(x: torch.Tensor, lengths: Numbers, batch_first: bool) -> tuple[torch
     if len(lengths) != steps.shape[1]:
         misused(where, f"{len(lengths)} lengths, for a batch of {steps.shape[1]}")
     if min(lengths) < 1 or max(lengths) > steps.shape[0]:
-        misused(where, f"lengths are {lengths}, from 1 to {steps.shape[0]}")
+        misused(where, f"lengths are {lengths}, but must be from 1 to {steps.shape[0]}")
     if list(lengths) != sorted(lengths, reverse=True):
-        misused(where, f"lengths are {lengths}; they decrease, or pass enforce_sorted=False")
+        misused(where, f"lengths are {lengths}, but must decrease unless enforce_sorted=False")
     counts = tuple(sum(n > t for n in lengths) for t in range(lengths[0]))
     return torch.cat([steps[t, :n] for t, n in enumerate(counts)]), counts
 
@@ -71,7 +71,8 @@ def padded(
     """The padded batch of packed rows, and its lengths."""
     if total is not None and total < len(counts):
         misused(
-            "pad_packed_sequence", f"total_length is {total}, the longest sequence {len(counts)}"
+            "pad_packed_sequence",
+            f"total_length is {total}, but the longest sequence has {len(counts)} steps",
         )
     above = [0, 0] * (data.dim() - 1)
     steps = [F.pad(x, (*above, 0, counts[0] - x.shape[0]), value=value) for x in data.split(counts)]

@@ -35,8 +35,8 @@ def warn_of_sums(node: torch.fx.Node, varies: Axes, flat: Callable[[Any], Axes])
             file, _, line = (sources.user_line(node) or "").rpartition(":")
             text = (
                 f"a gradient inside vmap is summed over {' and '.join(axes)} for each sample, "
-                "because its value w is the same on all ranks. For the gradients of each "
-                f"rank's own samples call sf.pvary(w, {names}) before vmap"
+                "because the differentiated value w is the same on all ranks. For the gradients of "
+                f"each rank's own samples call sf.pvary(w, {names}) before vmap"
             )
             warnings.warn_explicit(text, UserWarning, file or "shard_map", int(line or 0))
             return

@@ -277,7 +277,7 @@ class VaryingAxes:
             raise CaptureError.of(
                 "shard_map",
                 f"{name_of(node)} writes one rank's statistics to a buffer that all ranks share",
-                fix="use sf.shard, which has the statistics of all ranks, or call module.eval()",
+                fix="use sf.shard, which computes statistics over all ranks, or call module.eval()",
                 source=sources.user_line(node),
             )
 

@@ -315,7 +315,7 @@ class Rank:
         """Run a body while collectives from outside of it are under way."""
         outer, self.record = self.record, Record(self.now)
         for _ in self.play(graph, None):
-            raise AssertionError("a body waits for no other stage")
+            raise AssertionError("a loop body waits for no other pipeline stage")
         run, self.record = self.finish(), outer
         return run
 

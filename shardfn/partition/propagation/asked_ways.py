@@ -47,7 +47,7 @@ def asked_rows(
     raise PlacementError.of(
         f"{name}, attention",
         f"attention over {axes.names[axis]!r} must be {way!r}, but {_described(call)} cannot",
-        needed=f"a number of key heads that {n} ranks divide"
+        needed=f"a number of key heads that is divisible by {n}, the number of ranks"
         if way == ULYSSES
         else (
             "attention with as many queries as keys if causal, without dropout, and with a mask "

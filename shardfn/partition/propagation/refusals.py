@@ -104,7 +104,7 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
     got = "the op draws random numbers, and each rank would draw different ones"
     fix = "pass random tensors as arguments"
     if is_nested:
-        got = "the op draws random numbers, but its graphs carry no random state"
+        got = "the op draws random numbers, but its subgraphs have no random state"
         fix = "use sf.cond, sf.scan or sf.while_loop; or pass random tensors as arguments"
     raise RuleError.of(f"{name}, op {node.target}", got, fix=fix, **origin_of(node))
 

@@ -44,11 +44,11 @@ def audit(
     Parameters of the two steps are paired by name, or by their initial values. In the distributed
     step, a rank may hold only a part of a parameter.
 
-    The audit compares the gradients when the optimizer reads them (or at the end of the step), the
-    parameters after each step, the buffers, and the results of the steps. A step may return losses,
-    modules, optimizers, tensors, or trees of them. The audit also compares modules, backwards and
-    optimizers that the step does not return. If a step returns a loss and runs no backward, the
-    audit differentiates the loss.
+    The audit compares the gradients when the optimizer reads them (without an optimizer, at the end
+    of the step), the parameters after each step, the buffers, and the results of the steps. A step
+    may return losses, modules, optimizers, tensors, or trees of them. The audit also compares the
+    modules, losses and optimizers that the step uses but does not return. If a step returns a loss
+    and runs no backward, the audit differentiates the loss.
 
     Args:
         distributed: the step function that each rank runs, a module, or the path of a script for
@@ -70,7 +70,7 @@ def audit(
         ShardError: an argument has a wrong type. The message lists all arguments with a wrong type.
         TreeError: the number `world` differs from the number of ranks of `mesh`, or a step computes
             no value that can be compared.
-        DivergenceError: ranks wait for each other, or enter different collectives.
+        DivergenceError: ranks deadlock, or call different collectives.
 
     Source: the public bug reports that docs/audit.md lists.
 

@@ -255,7 +255,7 @@ class Comparison:
                 self.name,
                 "FullyShardedDataParallel flattens parameters, so a rank holds no part along a dim",
                 needed="parameters, or parts of them along a dim",
-                fix="use fully_shard, which replaces it, or DistributedDataParallel",
+                fix="use fully_shard or DistributedDataParallel, not FullyShardedDataParallel",
             )
         counts = {len(self.alone.steps), *(len(each.steps) for each in self.ranks)}
         if len(counts) > 1:
@@ -434,7 +434,9 @@ class Comparison:
         whole = [row for row in self.rows if row.cause.endswith(": scaled")]
         are_equal = ratios and max(ratios) - min(ratios) < slack * abs(max(ratios))
         if len(whole) == len(self.rows) > 1 and are_equal:
-            text = "every gradient has the same factor: the loss or the clipping norm differs"
+            text = (
+                "every gradient is scaled by the same factor: the loss or the clipping norm differs"
+            )
             self.rows = [
                 attrs.evolve(row, cause=row.cause.replace(": scaled", f": {text}"))
                 for row in self.rows

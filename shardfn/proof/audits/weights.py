@@ -52,8 +52,7 @@ def mean_of_means(
                 apart = [abs(x * scale - wanted) for x in means]
                 if apart[0] <= bound and apart[1] > 4 * max(bound, apart[0]):
                     return (
-                        f"a mean of means: ranks of {axis.name} count with the weights "
-                        f"{written(known)}"
+                        f"a mean of means: ranks of {axis.name} need the weights {written(known)}"
                     )
     return None
 

@@ -215,7 +215,7 @@ def compare(
     `compare` compares the results of all ops of the program. An op differs if, for the inputs that
     the op read, its result is wrong by more than rounding. The tolerance depends on the dtype, the
     length of sums and the magnitude of values. A different order of summation, or an error in the
-    inputs of an op, does not make the op differ.
+    inputs of an op, does not count as a difference of the op.
 
     Args:
         step: a pure function of pytrees, or a function under `shard`, whose options then apply to

@@ -79,16 +79,16 @@ def lock(
     Commit the lock file to version control. The lock file lists the collectives of each source
     line, the bytes by mesh axis, the memory peak, the predicted time, the placements of arguments
     and results, and the ops of each line. `lock` identifies a source line by its function and text,
-    so moving code changes nothing.
+    so moving code does not change the lock file.
 
     Args:
         fn: a transformed function, such as the result of shard.
         args: the arguments of the call. `ShapeDtype`s (global shape, dtype) may stand for tensors.
         path: the path of the lock file, which `lock` writes if the file does not exist.
         update: whether to overwrite an existing lock file.
-        tolerances: a dict with the allowed relative difference for each field; `math.inf` allows
-            any difference. The default tolerance is 0.05 for "peak_bytes", 0.1 for "ms", and 0 for
-            "collectives", "bytes", "ops" and "kernels".
+        tolerances: a dict with the allowed relative difference for each field of the lock file;
+            `math.inf` allows any difference. The default tolerance is 0.05 for "peak_bytes", 0.1
+            for "ms", and 0 for "collectives", "bytes", "ops" and "kernels".
         hardware: an `sf.Hardware` for the predicted time, or the name of one, such as "H100".
         links: a dict from mesh axes to `sf.Link`s, which replace the links of the hardware.
         kernels: whether to compile the step, and to record its kernels in the lock file too.

@@ -495,7 +495,7 @@ def _sizes(
     for name, given in (sizes or {}).items() if is_mapping else ():
         options = _range(given)
         if name not in result:
-            wrong.append(f"sizes names {name!r}, which is not the name of a dim in shapes")
+            wrong.append(f"sizes has the key {name!r}, which is not the name of a dim in shapes")
         elif not options:
             wrong.append(f"sizes of {name!r} is {described(given)}")
         else:

@@ -68,7 +68,7 @@ def _unfit(compiled: Any) -> str:
     """Say why a compiled program cannot be saved, or return None."""
     closed = compiled.captured.closed_over
     if compiled.backward is not None:
-        return "autograd follows the call, so the call has two programs, a forward and a backward"
+        return "autograd records the call, so the call has two programs, a forward and a backward"
     if compiled.request.around is not None or compiled.request.rank is not None:
         return "the function is code of one rank, with tensors that differ between ranks"
     if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in closed):

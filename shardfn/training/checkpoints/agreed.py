@@ -95,7 +95,7 @@ class Steps:
             got = f"rank {failed['rank']} failed"
         except (KeyError, TypeError, ValueError):
             got, kind, line = "a rank sent no answer", "it sent", text[:80]
-        fix = "read the error message of that rank"
+        fix = "read the error message of the failed rank"
         raise CheckpointError.of(self.where, got, f"{kind}: {line}", fix=fix)
 
 

@@ -57,7 +57,7 @@ def load(
         CheckpointError: the step does not exist; leaves are missing, extra, or of another shape or
             dtype (the error lists all of them); a file is damaged, or its format is newer.
         TreeError, PlacementError: the placements do not fit the tree or the mesh.
-        FakeValueError: the world has no values (`numerics=False`).
+        FakeValueError: the simulated world computes no values (`numerics=False`).
 
     Source: torch.distributed.checkpoint.load; orbax.checkpoint.
 

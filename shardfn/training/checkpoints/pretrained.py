@@ -64,7 +64,7 @@ def load_safetensors(
         CheckpointError: the files do not exist; tensors are missing, extra or of another shape (the
             error lists all of them); or a file is damaged.
         TreeError, PlacementError: the placements do not fit the tree or the mesh.
-        FakeValueError: the world has no values (`numerics=False`).
+        FakeValueError: the simulated world computes no values (`numerics=False`).
 
     Source: transformers' from_pretrained; torch.distributed.checkpoint's Hugging Face reader.
 
@@ -193,7 +193,7 @@ def save_safetensors(
 
     Raises:
         CheckpointError: a leaf is not a tensor, or the folder cannot be written.
-        FakeValueError: the world has no values (`numerics=False`).
+        FakeValueError: the simulated world computes no values (`numerics=False`).
 
     Source: transformers' save_pretrained.
 

@@ -111,7 +111,7 @@ def save(
 
     Raises:
         CheckpointError: a leaf cannot be saved, or the folder cannot be written.
-        FakeValueError: the world has no values (`numerics=False`).
+        FakeValueError: the simulated world computes no values (`numerics=False`).
 
     Source: torch.distributed.checkpoint.save; orbax.checkpoint.
 

@@ -88,7 +88,7 @@ def different(
     if failed := by_status[FAILED]:
         text = texts[ranks.index(failed[0])]
         got = f"{listed(failed)}: {text}"
-        return DivergenceError.of(where, got, fix="read the error message of that rank")
+        return DivergenceError.of(where, got, fix="read the error message of the failed rank")
     if by_status[END]:
         some, none = listed(by_status[BATCH]), listed(by_status[END])
         got = f"the batch exists on {some}, but not on {none}"

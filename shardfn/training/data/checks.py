@@ -112,6 +112,8 @@ def check_state(state: Any, generators: int, is_stateful: bool) -> None:
         count = len(state["generators"])
         lines.append(f"the state has {count} generators, but the data have {generators}")
     if not lines and state.get("data") is not None and not is_stateful:
-        lines.append("the state includes a state of the data, but these data accept none")
+        lines.append(
+            "the state includes a state of the data, but the loader's data have no state to restore"
+        )
     if lines:
         raise CheckpointError.of(where, *lines, needed=needed)

@@ -24,7 +24,7 @@ class Loader:
         data: the global batches.
         mesh: a DeviceMesh.
         placements: a prefix tree of placements over a batch.
-        seed: the seed of the samplers of `data` that have no generator.
+        seed: the seed for samplers of `data` without a generator of their own.
         rows: the placement of the batch dim if each rank reads only the rows of its shards, or None
             if each rank reads all rows.
 
@@ -199,8 +199,8 @@ def loader(
             the global batch.
         mesh: a DeviceMesh. Shards are moved to the device of the mesh.
         placements: a prefix tree of placements over a batch, such as `P("dp")`.
-        seed: the seed of samplers of a DataLoader that have no generator. The seed and the number
-            of the epoch determine the order of samples.
+        seed: the seed for samplers of a DataLoader without a generator of their own. The seed and
+            the number of the epoch determine the order of samples.
         rows: whether each rank reads only the rows of its shards. With `rows=True`, the collate
             function of the DataLoader must handle each row separately. By default, `rows` is True
             if the collate function is torch's own.

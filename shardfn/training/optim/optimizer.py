@@ -218,11 +218,11 @@ def optim(
         cls: a class of torch.optim, or any subclass of torch.optim.Optimizer whose step computes
             new parameters and `self.state[p]` from the old ones.
         groups: a dict from patterns to options of the matching parameters, such as `{"**.bias":
-            dict(weight_decay=0.0)}`. A pattern has the form of `sf.placements`, and a parameter
-            gets the options of the first pattern that matches.
-        options: the arguments of the optimizer class, except the parameters. No option may be a
-            tensor. `foreach`, `fused` and `capturable` have an effect only outside of captured
-            functions.
+            dict(weight_decay=0.0)}`. Patterns have the same form as in `sf.placements`, and a
+            parameter gets the options of the first pattern that matches.
+        options: the arguments of the optimizer class, except the parameters. An option of the
+            optimizer must not be a tensor. `foreach`, `fused` and `capturable` have an effect only
+            outside of captured functions.
 
     Returns:
         An object with the methods `init`, `update`, `state_placements` and `schedule`.

@@ -111,7 +111,7 @@ class Schedule:
         accept("Schedule.load_state_dict", state=state)
         groups = self.optimizer.param_groups
         if len(state["options"]) != len(groups):
-            got = f"it has {len(state['options'])} parameter groups, not {len(groups)}"
+            got = f"the state has {len(state['options'])} parameter groups, not {len(groups)}"
             raise CheckpointError.of("Schedule.load_state_dict", got)
         self.scheduler.load_state_dict(state["scheduler"])
         for group, options in zip(groups, state["options"], strict=True):

@@ -48,8 +48,8 @@ def placements(
             styles.
         mesh: a DeviceMesh. If `mesh` is given, `placements` checks the axis names, and the printed
             table shows the bytes that each rank holds.
-        axis: the mesh axis, or axes, over which styles shard, which may be omitted for a mesh of
-            one axis.
+        axis: the mesh axis, or axes, over which the styles in `plan` shard parameters. `axis` may
+            be omitted for a mesh of one axis.
         default: a placement, or a prefix tree of placements, for parameters that no pattern
             matches. Without `default`, a parameter that no pattern matches raises an error, or is
             replicated if the plan contains styles.

@@ -166,7 +166,7 @@ def _axes(axis: Any, axes: MeshAxes, before: dict[str, Dims]) -> tuple[str, ...]
     if not free:
         raise PlacementError.of(
             "fsdp, axis",
-            f"base shards over every axis of the mesh {axes}",
+            f"the placements in base shard over every axis of the mesh {axes}",
             fix=" or ".join(f"axis={name!r}" for name in axes.names),
             arg_path="axis",
         )

@@ -219,9 +219,9 @@ def notes_of(rules: Sequence[Rule], used: Container[Rule]) -> list[str]:
     lines = [f"the plan applies to {under}"] if under else []
     if of_activations:
         names = ", ".join(map(str, of_activations))
-        lines.append(f"styles of activations only, which propagation places: {names}")
+        lines.append(f"styles for activations only, which sharding propagation places: {names}")
     if others:
-        lines.append(f"names no parameter here: {', '.join(map(str, others))}")
+        lines.append(f"entries that match no parameter: {', '.join(map(str, others))}")
     return lines
 
 

@@ -149,21 +149,23 @@ def strategy(
             such as `model.ep_plan`.
         min_bytes: the size in bytes below which a parameter is not sharded over `axis`, as in
             `fsdp`.
-        stages: for "pipeline": how the layers are divided into stages. With `stages="even"`, the
-            stages hold consecutive layers of `params`, with about the same number of elements per
-            stage. With `stages=sf.jit(loss_fn).trace(params, batch)`, the stages take about the
-            same time, in the order in which loss_fn reads the parameters. To choose the stages,
-            pass a dict from patterns of parameter paths to the numbers of stages.
-        chunks: for "pipeline": the number of stages on each rank along the axis.
-        order: for "pipeline": how the stages lie on the n ranks of the axis. With `order="loop"`,
-            stage s is on rank s mod n. With `order="v"`, which needs `chunks=2`, the stages run up
-            to the last rank and back down.
-        rows: for "expert": the number of token rows that a rank can receive for its experts, or
-            text such as "1.5x" for a multiple of the mean number. By default, `rows` is the largest
-            number of token rows that can arrive at a rank.
-        attention: for "context": the method of sharded attention over the axis, such as
-            `dict(cp="ring")`. By default, each attention op uses the method that sends the fewest
-            bytes.
+        stages: for the strategy "pipeline": how the layers are divided into stages. With
+            `stages="even"`, the stages hold consecutive layers of `params`, with about the same
+            number of elements per stage. With `stages=sf.jit(loss_fn).trace(params, batch)`, the
+            stages take about the same time, in the order in which loss_fn reads the parameters. To
+            choose the stages yourself, pass a dict from patterns of parameter paths to stage
+            numbers, which start at 0.
+        chunks: for the strategy "pipeline": the number of stages on each rank along the axis.
+        order: for the strategy "pipeline": how the stages lie on the n ranks of the axis. With
+            `order="loop"`, stage s is on rank s mod n of the n ranks. With `order="v"`, which needs
+            `chunks=2`, the stages lie on the ranks in ascending and then in descending order, like
+            a V.
+        rows: for the strategy "expert": the number of token rows that a rank can receive for its
+            experts, or text such as "1.5x" for 1.5 times the mean number of rows per rank. By
+            default, `rows` is the largest number of token rows that can arrive at a rank.
+        attention: for the strategy "context": the method of sharded attention over the axis, such
+            as `dict(cp="ring")`. By default, each attention op uses the method that sends the
+            fewest bytes.
 
     Returns:
         A `Strategy` with `params`, `grads`, `state`, `batch`, `activations`, `rows` and

@@ -24,8 +24,8 @@ from ._controlled import Controlled, carried, leaf_kinds
 def cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
 ) -> Any:
-    """Call one of two functions, depending on a value that is known when the program runs. `cond`
-    computes only the chosen function.
+    """Call one of two functions, depending on a value that may be known only when the program runs.
+    `cond` computes only the chosen function.
 
     Args:
         pred: a bool, or a tensor with one element. If `pred` is a Python bool, `cond` chooses the

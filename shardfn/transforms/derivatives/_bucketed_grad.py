@@ -98,7 +98,8 @@ def bucketed_grad(
     Args:
         fn: a function that returns a floating-point scalar, or (scalar, aux) with `has_aux`.
         cap: the size at which a bucket is closed, in bytes or as text, such as "512KB" (powers of
-            1000) or "1GiB" (powers of 1024). The last gradient of a bucket may exceed the size.
+            1000) or "1GiB" (powers of 1024). The last gradient of a bucket may make the bucket
+            larger than `cap`.
         first_cap: the size at which the first bucket is closed, so that communication starts early.
             The default of `first_cap` is 1 MiB (1,048,576 bytes), as in torch's
             DistributedDataParallel, or `cap` if `cap` is smaller.

@@ -125,7 +125,7 @@ def refuse_compiled(name: str) -> None:
     """
     raise ShardError.of(
         name,
-        "it has a derivative of its own, which torch.compile cannot read",
+        "the function has a derivative of its own, which torch.compile cannot trace",
         fix="sf.jit in place of torch.compile, or f = torch.compiler.disable(f) before the call",
     )
 

@@ -169,8 +169,8 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     Args:
         fn: a function of trees of tensors. The function must not close over values that are
             differentiated.
-        nondiff_argnums: the positions of arguments that are not tensors. The derivative rule
-            receives the arguments at `nondiff_argnums` before all other arguments.
+        nondiff_argnums: the positions of arguments that are not tensors. `fwd` receives all
+            arguments in their order, and `bwd` receives the arguments at `nondiff_argnums` first.
 
     Returns:
         The function fn, with a method `defvjp`. A call runs fn unchanged if no derivative is taken.

@@ -118,7 +118,7 @@ def pipelined_grad(
     batch_argnums: int | tuple[int, ...] | None = None,
     axis: str = "pp",
 ) -> PipelinedGrad:
-    """Compute value and gradient of the mean over microbatches, on pipeline stages, in the order of
+    """Compute the mean loss over microbatches and its gradient, on pipeline stages, in the order of
     a schedule.
 
     An op runs on the stage (`sf.Stage`) of the parameters that the op reads, and an op without

@@ -43,7 +43,7 @@ def check(
         atol: the absolute tolerance.
 
     Returns:
-        For each entry of `worlds`, the largest absolute difference of a result.
+        For each entry of `worlds`, the largest absolute difference from the results on one device.
 
     Raises:
         DivergenceError: a result of the sharded function differs from the result on one device. The

@@ -75,22 +75,25 @@ def rule(
     operator.
 
     A mapping such as "b i k, k j -> b i j" names every dim of every tensor argument and result in
-    the op's schema. The names in a mapping are factors. If a factor is sharded, every tensor with a
-    dim of the same name is sharded, and results without the factor become Partial sums. In a
-    mapping, `...` stands for any leading dims, and 1 stands for a dim of size 1. A mapping may also
-    be a function, which gets a record of the call of the op. The record of a call has `shapes`,
-    `out_shapes`, `ins` and `outs`, and `call["name"]` is the argument `name`. A mapping function
-    returns a mapping text, or a list of strategies for one mesh axis. A strategy is a pair
-    (placements of the inputs, placements of the results). In a strategy, each placement is "R"
-    (replicated), a dim, a pair (dim, unit), "sum", "max", "min" or a DTensor placement.
+    the op's schema. The names in a mapping, such as b and k, are called factors. If a factor is
+    sharded, every tensor with a dim of the same name is sharded, and results without the factor
+    become Partial sums. In a mapping, `...` stands for any leading dims, and 1 stands for a dim of
+    size 1. A mapping may also be a function, which gets a record of the call of the op. The record
+    of a call has `shapes`, `out_shapes`, `ins` and `outs`, and `call["name"]` is the value of the
+    op's argument `name`. A mapping function returns a mapping text, or a list of strategies for one
+    mesh axis. In a sharding rule, a strategy is a pair (placements of the inputs, placements of the
+    results). In a strategy, each placement is "R" (replicated), a dim, a pair (dim, unit), "sum",
+    "max", "min" or a DTensor placement. A pair (dim, unit) shards the dim without splitting runs of
+    `unit` elements.
 
     Args:
         op: the operator: torch.ops.lib.name.overload, the result of `torch.library.custom_op`, or
             "lib::name".
         mapping: a mapping text such as "b i k, k j -> b i j", or a function that returns a mapping
             text. Without a mapping, `rule` returns a decorator for the function.
-        need_whole: factors that are never sharded, because the op needs all elements along them. In
-            `need_whole`, the factor "..." stands for all leading dims.
+        need_whole: names in the mapping (factors) whose dims are never sharded, because the op
+            needs all elements along them. In `need_whole`, the factor "..." stands for all leading
+            dims.
         example: positional arguments of the op, on the CPU, of uneven sizes and distinct values.
             With `example`, `rule` checks every strategy, and the gradient of `register_autograd`,
             on 2, 3 and 5 simulated ranks. A mapping text that leads to Partial sums needs an

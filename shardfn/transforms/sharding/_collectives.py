@@ -231,8 +231,8 @@ def axis_index(axis_name: AxisName) -> torch.Tensor:
             see `psum`.
 
     Returns:
-        An int64 scalar tensor. The index is not a Python number, so all ranks can run the same
-        program.
+        An int64 scalar tensor. The index is a tensor instead of a Python number, so that all ranks
+        can run the same program.
 
     Raises:
         CaptureError: no enclosing `shard_map` or `vmap` defines the axis name.

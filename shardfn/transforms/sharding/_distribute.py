@@ -83,7 +83,7 @@ def distribute(tree: Any, mesh: Any, placements: Any) -> Any:
     for x, spec, path in zip(leaves, specs, _tree.paths(tree), strict=True):
         if not isinstance(x, torch.Tensor):
             if spec not in (None, P()):
-                got = f"it is {described(x)}, and {spec} is for a tensor"
+                got = f"the leaf is {described(x)}, but {spec} is for a tensor"
                 wrong.append(f"{path}: {got}")
             out.append(x)
             continue
@@ -354,7 +354,7 @@ def full(tree: Any) -> Any:
         `full` is a collective, so all ranks must call it. `full` is differentiable.
 
     Raises:
-        FakeValueError: the world has no values (`numerics=False`).
+        FakeValueError: the simulated world computes no values (`numerics=False`).
 
     Source: DTensor.full_tensor.
 

@@ -72,8 +72,9 @@ def pin(
 
     Raises:
         TreeError: a pattern matches no layer, or neither outputs nor inputs is given.
-        PlacementError: a placement in `outputs` or `inputs` is not a `P`, or a layer gets two
-            placements for its results or arguments, from one `pin` call or from several.
+        PlacementError: a placement in `outputs` or `inputs` is neither a `P` nor a `Stage`, or a
+            layer gets two placements for its results or arguments, from one `pin` call or from
+            several.
         ShardError: module is not an nn.Module.
 
     Source: jax.lax.with_sharding_constraint, and torch's PrepareModuleInput and

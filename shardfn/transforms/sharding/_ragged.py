@@ -49,15 +49,15 @@ def ragged_all_to_all(
         x: a tensor (N, ...), or a pytree of such tensors, with rows in the order of their
             destinations. Rows of x after the first `sum(send_counts)` rows are not sent.
         send_counts: an integer tensor (n,) with the number of rows for each of the n ranks or
-            samples. The sum of the counts is at most N. To avoid the all-gather of the counts,
-            `send_counts` may be an (n, n) tensor, equal on all ranks, in which row i holds the
-            counts of sender i.
+            samples. The sum of the counts is at most N, the number of rows of x. To avoid the
+            all-gather of the counts, `send_counts` may be an (n, n) tensor, equal on all ranks, in
+            which row i holds the counts of sender i.
         axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest.
-            With a tuple of axis names, `ragged_all_to_all` gathers the rows of all ranks. See
-            `psum`.
+            With a tuple of axis names, `ragged_all_to_all` is implemented as an all-gather, which
+            sends more bytes. See `psum`.
         rows: the number of rows that each rank can receive, or text such as "1.5x", which means 1.5
             times the N rows of x, rounded up. By default, `rows` is n * N, the largest number of
-            rows that can arrive at one of the n ranks.
+            rows that can arrive from n ranks with N rows each.
 
     Returns:
         A tuple of the received rows and their counts. The received rows, (rows, ...), are in the

@@ -190,7 +190,8 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     Args:
         x: a tensor or a pytree of tensors.
         axis_name: an axis name, or a tuple of axis names in which the first axis varies slowest.
-            With a tuple of axis names, `ppermute` gathers the values of all ranks.
+            With a tuple of axis names, `ppermute` is implemented as an all-gather, which sends more
+            bytes.
         perm: pairs (source, target) of indices on the axis. Each index of the axis may be the
             source of one pair and the target of one pair.
 

@@ -140,13 +140,13 @@ def shard(
     Args:
         fn: a pure function of pytrees, written as for one device. Without fn, `shard` returns a
             decorator. Each call of fn reads closed-over tensors by reference, and all other
-            closed-over values by value. If a closed-over value no longer fits the captured program,
-            fn is captured again.
+            closed-over values by value. If a closed-over value changes so that the captured program
+            is no longer valid, fn is captured again.
         mesh: a DeviceMesh; by default, the mesh of the innermost `use_mesh`.
         in_placements: the placements of the arguments: a prefix tree over the parameters of fn in
             their order, or a dict by parameter name. Each leaf of `in_placements` is a `P`, one
-            Placement (1-D meshes), a list of Placements, or None. If the leaf of an argument is
-            None, a DTensor keeps its placements, and an ordinary tensor is replicated. With
+            Placement (1-D meshes), a list of Placements, or None. With the placement None, a
+            DTensor argument keeps its placements, and an ordinary tensor is replicated. With
             `sf.auto`, shardfn chooses the placement with the shortest step time, and
             `lower(...).placements` prints it. With `sf.auto`, an argument that is a DTensor keeps
             its own placement.
@@ -158,18 +158,19 @@ def shard(
             for), to "warn" of them, or to raise an "error".
         planner: how shardfn chooses the sharding strategies of the ops. With `planner="greedy"`,
             each op takes the strategy that moves the fewest bytes. With `planner="global"`, an
-            integer program chooses all strategies together if the greedy ones would redistribute
-            activations.
+            integer linear program chooses the strategies of all ops together, if the greedy
+            strategies would redistribute activations.
         attention: for each mesh axis, the method of sharded attention, such as `dict(cp="ring")`.
             The methods of sharded attention are "ring", "gather" and "ulysses". By default, each
             attention op uses the method that sends the fewest bytes.
         memory: the memory limit of a rank for `sf.auto`, in bytes or as text such as "80GiB".
         rows: for each mesh axis, the number of token rows that a rank can receive for its experts,
-            or text such as "1.5x" for a multiple of the mean number. If the experts are sharded
-            over a mesh axis in `rows`, each token row is sent over this axis to the rank that holds
-            its expert. Without `rows`, token rows are sent only if they take fewer bytes than an
-            all-gather of the experts, and if a rank has room for all rows. If a rank would receive
-            more token rows than `rows` allows, every rank raises a CapacityError. Inside another
+            or text such as "1.5x" for 1.5 times the mean number of rows per rank. If the experts
+            are sharded over a mesh axis that `rows` names, each token row is sent over this axis to
+            the rank that holds its expert. Without `rows`, token rows are sent only if they take
+            fewer bytes than an all-gather of the experts. Without `rows`, the buffer of each rank
+            has room for all rows that can arrive. If a rank would receive more token rows than
+            `rows` allows, every rank raises a CapacityError. If `shard` is called inside another
             transform, `planner`, `attention` and `rows` have no effect.
         donate_argnums: the positions of arguments whose memory may be used for the results. Using a
             donated argument after the call is an error.
@@ -186,7 +187,7 @@ def shard(
         seed: whether torch's own random calls draw from `sf.random.state` ("state"), or raise an
             error ("required"), so that every random number comes from a key.
         dynamic: the dims of arguments whose sizes may change between calls. fn is captured once for
-            all these sizes. `dynamic` has the form that `jit` describes.
+            all these sizes. `dynamic` has the same form as in `jit`.
 
     Returns:
         A function with the same arguments as fn, which returns DTensors and has the methods

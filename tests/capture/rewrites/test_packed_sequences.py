@@ -84,9 +84,9 @@ def test_sequences_are_packed() -> None:
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "too few": ([4, 2], "2 lengths, for a batch of 3"),
-    "too long": ([5, 4, 2], "lengths are (5, 4, 2), from 1 to 4"),
-    "empty": ([4, 2, 0], "lengths are (4, 2, 0), from 1 to 4"),
-    "unsorted": ([2, 4, 1], "lengths are (2, 4, 1); they decrease, or pass enforce_sorted=False"),
+    "too long": ([5, 4, 2], "lengths are (5, 4, 2), but must be from 1 to 4"),
+    "empty": ([4, 2, 0], "lengths are (4, 2, 0), but must be from 1 to 4"),
+    "unsorted": ([2, 4, 1], "lengths are (2, 4, 1), but must decrease unless enforce_sorted=False"),
 }
 
 

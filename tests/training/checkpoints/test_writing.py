@@ -59,7 +59,7 @@ def test_an_error_of_one_rank_is_told_to_all_as_text(tmp_path: Path) -> None:
     gone = f"load: {tmp_path}/step-00000000/__1_0.distcp cannot be read"
     told = (
         "CheckpointError save: rank 1 failed\n  ValueError: no float\n"
-        "  try: read the error message of that rank"
+        "  try: read the error message of the failed rank"
     )
     assert first == [full, told, gone]
     assert second == [full, "ValueError no float", gone]

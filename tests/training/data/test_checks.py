@@ -100,8 +100,8 @@ STATES: dict[str, tuple[Any, str]] = {
     "of data with a state": (
         {**GOOD, "data": {}},
         (
-            "loader.load_state_dict: the state includes a state of the data, but these data "
-            "accept none"
+            "loader.load_state_dict: the state includes a state of the data, but the "
+            "loader's data have no state to restore"
         )
         + NEEDED,
     ),

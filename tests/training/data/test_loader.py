@@ -215,7 +215,7 @@ same "
         "other shapes": "loader, batch 0: rank 0: batch float32[2]\n"
         "  rank 1: batch float32[3]" + fix,
         "failing": "loader, batch 1: rank 1: OSError: the disk is gone\n"
-        "  try: read the error message of that rank",
+        "  try: read the error message of the failed rank",
         "padded": "loader, batch 0: rank 0: batch float32[*, 2]\n"
         "  rank 1: batch float32[*, 4]" + fix,
     }

@@ -137,5 +137,5 @@ def test_a_state_of_other_groups_is_refused() -> None:
     grouped = sf.optim(torch.optim.SGD, groups={"b": {"lr": 0.1}})
     with pytest.raises(sf.CheckpointError) as error:
         rates.load_state_dict(grouped.schedule(cosine, 10).state_dict())
-    text = "Schedule.load_state_dict: it has 2 parameter groups, not 1"
+    text = "Schedule.load_state_dict: the state has 2 parameter groups, not 1"
     assert str(error.value).startswith(text)

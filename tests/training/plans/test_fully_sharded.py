@@ -84,7 +84,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no axis is free": (
         {"base": P("dp", "tp")},
-        "fsdp, axis: base shards over every axis of the mesh (dp=3, tp=2)",
+        "fsdp, axis: the placements in base shard over every axis of the mesh (dp=3, tp=2)",
     ),
     "a base that does not fit": (
         {"base": P("dp", "tp", None)},

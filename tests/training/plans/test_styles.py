@@ -275,4 +275,4 @@ def test_a_plan_of_experts_goes_before_one_of_tensors() -> None:
     assert tp[f"{experts}.gate_up_proj"] == P(None, "tp*2")
     assert where[f"{experts}.gate_up_proj"] == P("ep")
     assert where["model.layers.0.self_attn.q_proj.weight"] == P("tp")
-    assert "names no parameter here: 'model.layers.*.mlp.gate_proj'" in str(tp)
+    assert "entries that match no parameter: 'model.layers.*.mlp.gate_proj'" in str(tp)

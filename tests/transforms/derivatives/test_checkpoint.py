@@ -774,7 +774,7 @@ BAD_CONTEXTS: dict[str, tuple[Any, str]] = {
     ),
     "a policy that raises": (
         functools.partial(contexts_of, raising),
-        "its policy raises ZeroDivisionError for aten.sin.default: of mine",
+        "the policy raises ZeroDivisionError for aten.sin.default: of mine",
     ),
 }
 

@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda x: dist.all_reduce(x * 1, op=Op.BAND),
         """torch.distributed.all_reduce: op is band, of torch.float64
   needed: integers or bool
-  try: x.view(dtype) of an integer dtype, or another reduction""",
+  try: x.view(dtype) with an integer dtype, or another reduction""",
     ),
     "the largest complex number": (
         lambda x: dist.all_reduce(x * 1j, op=Op.MAX),
