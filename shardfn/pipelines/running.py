@@ -62,6 +62,6 @@ def _stuck(coordinate: int, action: Action) -> ScheduleError:
     return ScheduleError.of(
         "Schedule",
         f"coordinate {coordinate} waits forever before {action}",
-        needed="a schedule that runs to its end",
+        needed="a schedule without a deadlock",
         fix="schedule.check(), which gives the reason",
     )

@@ -127,8 +127,8 @@ def categorical(
         logits: a floating-point tensor (..., classes, ...) of logarithms of probabilities, up to a
             constant.
         axis: the dim of the classes.
-        shape: the global shape of the result, which must end in the shape of the logits without the
-            dim `axis` (the default).
+        shape: the global shape of the result. It must end in the shape of the logits without the
+            dim `axis`. By default, it is that shape.
 
     Returns:
         An int64 tensor with the given shape, with indices from 0 to classes - 1.
