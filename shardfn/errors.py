@@ -255,7 +255,7 @@ class ScheduleError(ShardError):
         >>> backward_first = [[("BW", 0, 0), ("F", 0, 0)]]
         >>> sf.Schedule("mine", backward_first).check(1)
         Traceback (most recent call last):
-        shardfn.errors.ScheduleError: Schedule.check, mine: early: coordinate 0 has BW0.0 ...
+        shardfn.errors.ScheduleError: Schedule.check, mine: too early: pipeline rank 0 ...
     """
 
 

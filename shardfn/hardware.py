@@ -33,7 +33,8 @@ class Efficiency:
     Raises:
         ShardError: a fraction is not a number greater than 0 and at most 1.
 
-    Source: docs/time-model.md, which says where the fractions of the named GPUs were published.
+    Source: docs/time-model.md, which cites the source of each fraction of a peak rate that shardfn
+        uses for a named GPU, such as H100.
 
     Example:
         >>> import attrs, shardfn as sf

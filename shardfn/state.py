@@ -57,7 +57,11 @@ CONTEXTS = (
         "torch's settings when this thread began to compile",
     ),
     State("_compat.dynamo.reading", "_READING", "whether a module runs as part of a capture"),
-    State("_compat.dynamo.reading", "_USES", "which inputs the gradients of a capture use"),
+    State(
+        "_compat.dynamo.reading",
+        "_USES",
+        "for each gradient in a captured function, the inputs on which it depends",
+    ),
     State("_compat.dynamo.lazy", "_MADE", "modules whose parameters a capture has made"),
     State("_compat.dynamo.sizes", "_NOTED", "inputs and guards of Dynamo's current trace"),
     State(
@@ -100,9 +104,13 @@ REGISTRIES = (
     State("jobs.beside", "_connections", "sockets of process groups"),
     State("mesh", "_known_meshes", "axes, links and world of each live mesh"),
     State("partition.rule_api.registry", "_rules", "sharding rules of users"),
-    State("compile.loops", "_compiled", "compiled loops of live programs, by number"),
+    State(
+        "compile.loops",
+        "_compiled",
+        "compiled loops, by number, while a program that calls them exists",
+    ),
     State("stored.folder", "_warned", "cache problems that were already reported once"),
-    State("ops.debug", "_objects", "functions that programs call, by number"),
+    State("ops.debug", "_objects", "functions that debug ops call, by number"),
     State("_compat.inductor", "_effects", "shardfn's ops with side effects"),
     State("ops.prims", "PRIMS", "the primitives of per-rank code, by op"),
     State(
@@ -116,7 +124,7 @@ REGISTRIES = (
     State(
         "_compat.distributed.every_rank",
         "_one_thread",
-        "lock for running torch for all simulated ranks",
+        "a lock: one thread at a time runs torch on the tensors of all simulated ranks",
     ),
     State("_compat.cpp_kernels.folder", "_kernel_folder", "users of the kernel folder"),
     State("_compat.native.library", "_loaded", "C++ functions of the call path"),
@@ -169,9 +177,15 @@ ONCE = (
     ),
     State("_compat.compilations.caches", "_changed", "contexts of torch's settings"),
     State(
-        "compile.native", "_loading", "whether the C++ functions of a call are loaded or loading"
+        "compile.native",
+        "_loading",
+        "whether shardfn's C++ functions for calls are loaded, or are being loaded",
     ),
-    State("compile.ahead", "_preparation", "whether the C++ header is compiled or compiling"),
+    State(
+        "compile.ahead",
+        "_preparation",
+        "whether the C++ header of kernels is precompiled, or is being precompiled",
+    ),
     State("_compat.inductor", "_after_class", "a class over torch's"),
     State("_compat.inductor", "_lower_collective", "lowerings of shardfn's collectives"),
     State("_compat.block_calls", "_call_class", "Inductor's IR class for calls of repeated blocks"),
@@ -195,12 +209,16 @@ NUMBERS = (
         "_made",
         "number of objects created since the last garbage collection",
     ),
-    State("world", "_exchanges", "number of texts that ranks have exchanged, by group of ranks"),
+    State("world", "_exchanges", "how often the ranks of each group have exchanged strings"),
     State("jobs.rendezvous", "_joins", "number of jobs that this process has joined"),
-    State("ops.debug", "_numbers", "next number for a function of a debug call"),
-    State("capture.annotations", "_numbers", "next number for a checkpointed call"),
-    State("compile.loops", "_numbers", "next number for a compiled loop"),
-    State("runtime.warmup.switch", "_numbers", "next number for a switch to compiled code"),
+    State("ops.debug", "_numbers", "the next free number for a function that a debug op calls"),
+    State("capture.annotations", "_numbers", "the next free number for a checkpointed call"),
+    State("compile.loops", "_numbers", "the next free number for a compiled loop"),
+    State(
+        "runtime.warmup.switch",
+        "_numbers",
+        "the next number for the switch of a program from warmup to compiled code",
+    ),
 )
 
 AT_WORK = (

@@ -104,7 +104,10 @@ def _error_of_fork(world: World) -> ShardError:
         "rank's connections"
     )
     return ShardError.of(
-        "this process", got, needed="a process with connections of its own", fix=fix
+        "this process",
+        got,
+        needed="a process that was not forked from a rank, but connects to the ranks itself",
+        fix=fix,
     )
 
 
@@ -121,7 +124,8 @@ class fake_world(contextlib.ContextDecorator):
 
     Args:
         n: the number of ranks, from 1 to 2**20.
-        rank: the rank whose coordinates and local tensors this process shows.
+        rank: the simulated rank of this process: mesh coordinates and `DTensor.to_local()` are
+            those of this rank.
         numerics: whether to compute the values of every rank. With `numerics=False`, shardfn
             captures and compiles for `rank` only, and reading a value raises a FakeValueError.
         unless_launched: whether to skip the simulation in a process that torchrun has started as
@@ -188,8 +192,8 @@ class fake_world(contextlib.ContextDecorator):
         return self.world
 
     def start(self) -> fake_world:
-        """Enter the world without a `with` statement, for example in a notebook, until `stop`
-        leaves the world.
+        """Enter the fake world without a `with` statement, for example in a notebook. The process
+        stays in the world until `stop` is called.
 
         Returns:
             The fake_world object.
@@ -202,8 +206,9 @@ class fake_world(contextlib.ContextDecorator):
         return self
 
     def stop(self) -> None:
-        """Leave the fake world that `start` has entered. A notebook may also call `stop` on a new
-        `fake_world` object with the same number of ranks.
+        """Leave the fake world that `start` has entered. If the object that entered the world is no
+        longer available, for example in a notebook, call `stop` on a new `fake_world` object with
+        the same number of ranks.
 
         Raises:
             ShardError: no world was started, the world has another number of ranks, or a `with`
@@ -281,13 +286,14 @@ def _refuse_stop(size: int) -> None:
     """
     by = _entered.by
     if by is None:
-        got = "the world is stopped, but was not started or was already stopped"
+        got = "stop() was called on a world that was not started or was already stopped"
         fix = "world = sf.fake_world(n); world.start(); and later world.stop()"
     elif not _entered.is_open:
-        got = "the world is stopped, but a `with` has entered it"
+        got = "stop() was called on a world that a `with` block has entered"
         fix = "end the `with` block, which leaves the world"
     elif by.world.size != size:
-        got = f"a world of {size} ranks is stopped, but a world of {by.world.size} was started"
+        own = by.world.size
+        got = f"stop() was called on a world of {size} ranks, but the started world has {own} ranks"
         fix = f"sf.fake_world({by.world.size}).stop()"
     else:
         return
@@ -299,7 +305,7 @@ def _error_of_second_world() -> ShardError:
     got = f"a world of {dist.get_world_size()} ranks exists already"
     fix = "remove fake_world, since this process has real ranks"
     if is_alone():
-        got = "the process group of a single rank exists already"
+        got = "torch.distributed is already initialized, with a process group of one rank"
         fix = (
             "enter fake_world before the first mesh, or call "
             "torch.distributed.destroy_process_group()"

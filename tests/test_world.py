@@ -76,7 +76,9 @@ def test_a_group_of_one_rank_says_how_to_leave_it() -> None:
             pass
     finally:
         dist.destroy_process_group()
-    assert "the process group of a single rank exists already" in str(error.value)
+    assert "torch.distributed is already initialized, with a process group of one rank" in str(
+        error.value
+    )
     assert "before the first mesh, or call torch.distributed.destroy_process_group()" in str(
         error.value
     )
@@ -99,7 +101,9 @@ def test_so_does_one_that_shardfn_has_not_seen_before() -> None:
     thread.start()
     thread.join(60)
     dist.destroy_process_group()
-    assert "the process group of a single rank exists already" in str(errors[0])
+    assert "torch.distributed is already initialized, with a process group of one rank" in str(
+        errors[0]
+    )
 
 
 LAUNCHED = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
@@ -294,7 +298,7 @@ class TestOpenForm:
             sf.fake_world(8).stop()
         world = sf.fake_world(2)
         with world:
-            with pytest.raises(sf.ShardError, match="a `with` has entered it"):
+            with pytest.raises(sf.ShardError, match="a world that a `with` block has entered"):
                 world.stop()
             assert current_world().size == 2
 

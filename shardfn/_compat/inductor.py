@@ -17,7 +17,7 @@ from .compilations.modules import extend, know_numbers
 from .patches import patched
 from .tracing import OpOverload
 
-OURS = "shardfn: facts besides the ops on which the graph's code depends"  # a key of a graph's meta
+OURS = "shardfn: what the code of a graph depends on besides its ops"  # a key of a graph's meta
 
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:

@@ -96,10 +96,11 @@ def _always() -> bool:
 
 
 GRAPHS = Patch(
-    what="code generation and argument searches that shardfn skips on FX graphs",
+    what="FX steps that shardfn skips: writing a graph's code, and searching node arguments",
     why="torch generates Python code for each FX graph, and searches each node's arguments for "
     "symbolic sizes",
-    lost="captures are a fifth slower, and lowering and compilation are slightly slower",
+    lost="without shardfn's patch, captures are a fifth slower, and lowering and compilation are "
+    "slightly slower",
     on_missing=DEGRADE,
     calls={"torch.fx._lazy_graph_module:_LazyGraphModule.force_recompile": spared.left_unwritten},
     enter=spared.of_graphs,
@@ -111,14 +112,15 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="shardfn's own ops in Dynamo's graph",
         why="Dynamo traces into shardfn's ops, and torch's allow_in_graph cannot be undone",
-        lost="Dynamo would trace the Python code inside shardfn's ops",
+        lost="without shardfn's patch, Dynamo traces the Python code inside shardfn's ops",
         calls={"torch._dynamo.trace_rules:is_callable_allowed": reading.kept_in_graph},
     ),
     Patch(
         what="Python functions that Dynamo cannot read",
         why="Dynamo cannot trace some Python functions, and torch's substitute_in_graph cannot be "
         "undone",
-        lost="a capture would fail on inspect.signature, on optree's functions and on similar ones",
+        lost="without shardfn's patch, a capture fails on inspect.signature, on optree's functions "
+        "and on similar functions",
         calls={
             "torch._dynamo.trace_rules:is_polyfilled_callable": reading.is_substituted,
             VARIABLES + "PolyfilledFunctionVariable._get_polyfill_handlers": reading.substitutes,
@@ -129,7 +131,7 @@ READING = (  # a captured function, by Dynamo
         what="parameters of lazy modules",
         why="a lazy module makes its parameters in its first call: in a capture they would be "
         "fake tensors",
-        lost="a lazy module would keep fake tensors as its parameters",
+        lost="without shardfn's patch, a lazy module keeps fake tensors as its parameters",
         calls={
             "torch.nn.modules.lazy:LazyModuleMixin._infer_parameters": lazy.parameters_made,
             BUILDER + "VariableBuilder._wrap": lazy.shape_read,
@@ -139,16 +141,17 @@ READING = (  # a captured function, by Dynamo
         what="tensors that a function closes over",
         why="Dynamo creates the fake tensor of a closed-over view or autograd result under another "
         "FakeTensorMode, and keeps a meta tensor on the meta device",
-        lost="the capture would confuse closed-over views with other tensors",
+        lost="without shardfn's patch, a capture confuses closed-over views with other tensors",
         calls={BUILDER + "wrap_to_fake_tensor_and_record": reading.faked},
         takes="device",
     ),
     Patch(
         what="guards on what a function reads besides its arguments",
-        why="if an object has two names, Dynamo guards only one; Dynamo treats a closure's values "
-        "as new if the function has no Dynamo source, and mixes up globals of files that are not "
-        "in sys.modules",
-        lost="a later change of a value that the function reads would go unnoticed",
+        why="if a function reads one object by two names, Dynamo guards only one of the names; "
+        "if a function has no Dynamo source, Dynamo sets no guards on the values of its closure; "
+        "Dynamo confuses the globals of two files that are not in sys.modules",
+        lost="without shardfn's patch, shardfn does not notice a later change of a value that the "
+        "function reads",
         until="later than 2.15",
         calls={
             BUILDER + "make_dupe_guard": reading.guarded_twice,
@@ -159,11 +162,12 @@ READING = (  # a captured function, by Dynamo
         },
     ),
     Patch(
-        what="Dynamo's guards on code and on changed objects",
+        what="Dynamo's guards that notice replaced code and changed objects",
         why="Dynamo does not notice that a function's code was replaced, treats a restored object "
         "as changed (functional_call restores one), and reports a change without its attribute or "
         "key",
-        lost="a call would run the old program after the function's code was replaced",
+        lost="without shardfn's patch, a call runs the old program after the function's code was "
+        "replaced",
         calls={
             VARIABLES + "UserFunctionVariable.bind_args": guards.code_noted,
             "torch._dynamo.side_effects:SideEffects.is_modified": restored.is_changed,
@@ -176,7 +180,8 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="ops that read values, under torch.func",
         why="under torch.func some ops read tensor values; shardfn's versions of these ops do not",
-        lost="indexing by a mask and similar ops would make a capture fail under a derivative",
+        lost="without shardfn's patch, a capture of a derivative fails on indexing by a mask and "
+        "on similar ops",
         until="later than 2.15",
         calls={
             VARIABLES + "TorchInGraphFunctionVariable.call_function": (
@@ -190,7 +195,8 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="indexing by the step number of a loop",
         why="in x[t], select and narrow, Dynamo converts the step tensor t to a Python number",
-        lost="a capture would fail on x[t] where t is the step of a loop",
+        lost="without shardfn's patch, a capture fails on x[t], where t is the step number of a "
+        "loop",
         calls={
             VARIABLES + "SliceVariable.__init__": steps.sliced,
             VARIABLES + "BuiltinVariable.call_function": steps.selected,
@@ -203,8 +209,8 @@ READING = (  # a captured function, by Dynamo
         what="in-place methods of tensors",
         why="Dynamo reports the shape from before squeeze_ or t_, drops random_, and reads flags, "
         "attributes and identity from fake tensors in place of the arguments",
-        lost="a shape read after squeeze_ would be the old one, x.random_() would draw nothing, "
-        "and x.requires_grad of an argument would be False",
+        lost="without shardfn's patch, a shape that is read after squeeze_ is the old shape, "
+        "x.random_() draws nothing, and x.requires_grad of an argument x is False",
         until="later than 2.13",
         calls={
             TENSOR_ATTRIBUTE: reading.fresh,
@@ -220,7 +226,8 @@ READING = (  # a captured function, by Dynamo
         why="Dynamo turns errors of fake tensors into text, loses the line of an error inside a "
         "`with`, shows shardfn's line for a condition on sizes, and refuses a dual number "
         "without naming it",
-        lost="some errors would name neither the argument nor the user's source line",
+        lost="without shardfn's patch, some errors name neither the argument nor the user's source "
+        "line",
         until="later than 2.15",
         on_missing=DEGRADE,
         calls={
@@ -233,7 +240,7 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="print, breakpoint and loggers in a captured function",
         why="print and loggers would run once, at capture, and show fake tensors",
-        lost="print would show fake tensors",
+        lost="without shardfn's patch, print shows the fake tensors of the trace",
         calls={
             VARIABLES + "BuiltinVariable.call_function": shown.builtin_called,
             f"{TRANSLATOR}._load_attr": shown.method_loaded,
@@ -243,8 +250,9 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="requires_grad inside of a function",
         why="Dynamo and torch.func refuse requires_grad_, x.requires_grad = True and "
-        "requires_grad=True of a new tensor; only the graph shows which inputs a gradient uses",
-        lost="a capture would fail on code that calls torch.autograd.grad",
+        "requires_grad=True of a new tensor; shardfn finds in Dynamo's graph on which inputs "
+        "of torch.autograd.grad its outputs depend",
+        lost="without shardfn's patch, a capture fails on code that calls torch.autograd.grad",
         calls={
             VARIABLES + "TensorVariable.call_method": reading.grad_required,
             VARIABLES + "TorchInGraphFunctionVariable.call_function": reading.torch_called,
@@ -257,8 +265,8 @@ READING = (  # a captured function, by Dynamo
         what="autograd.Functions that Dynamo reads",
         why="under torch.func Dynamo traces into the forward and ignores the Function's own "
         "backward",
-        lost="the derivative of an autograd.Function would come from its forward, not from its "
-        "backward",
+        lost="without shardfn's patch, the derivative of an autograd.Function is computed from its "
+        "forward, not by its backward",
         until="later than 2.13",
         calls={VARIABLES + "AutogradFunctionVariable.call_apply": reading.intact},
         takes="functions_read",
@@ -266,7 +274,7 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="backward hooks that Dynamo reads",
         why="Dynamo needs compiled autograd for modules with full backward hooks",
-        lost="a capture would fail on modules with full backward hooks",
+        lost="without shardfn's patch, a capture fails on modules with full backward hooks",
         until="later than 2.13",
         calls={
             "torch._dynamo.variables.distributed:BackwardHookVariable.create": (
@@ -279,7 +287,8 @@ READING = (  # a captured function, by Dynamo
         what="rank queries, random generators and context variables",
         why="Dynamo turns the rank's number, generators, context variables and random numbers of "
         "Python and NumPy into constants of the program",
-        lost="the rank's number and random numbers would silently become constants of the program",
+        lost="without shardfn's patch, the rank number and random numbers silently become "
+        "constants of the program",
         calls={
             VARIABLES + "TorchInGraphFunctionVariable.call_function": refused.rank_call_refused,
             OBJECT_CALL: refused.rank_method_refused,
@@ -294,7 +303,7 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="checks of torch.distributions",
         why="the checks branch on the values of a distribution's parameters and samples",
-        lost="a capture would fail on a distribution with validate_args",
+        lost="without shardfn's patch, a capture fails on a distribution with validate_args",
         calls={
             **each(
                 value_checks.function_passed,
@@ -308,7 +317,7 @@ READING = (  # a captured function, by Dynamo
         what="functions of trees",
         why="Dynamo traces hundreds of bytecodes per leaf in pytree functions that could run "
         "directly",
-        lost="captures of large trees are slower",
+        lost="without shardfn's patch, captures of large trees are slower",
         on_missing=DEGRADE,
         calls={VARIABLES + "UserFunctionVariable.call_function": tree_functions.run_as_it_is},
     ),
@@ -316,7 +325,8 @@ READING = (  # a captured function, by Dynamo
         what="DTensors, meshes and groups in Dynamo",
         why="Dynamo traces DTensors, collectives and meshes for the one rank that captures; "
         "shardfn traces global tensors and its three primitives",
-        lost="code with DTensors would be traced by torch's own rules, for one rank",
+        lost="without shardfn's patch, Dynamo traces code with DTensors by torch's own rules, for "
+        "one rank only",
         calls={
             **each(
                 calls.function_called,
@@ -351,7 +361,8 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="sparse tensors in Dynamo",
         why="Dynamo refuses sparse tensors; shardfn traces the dense tensors that they store",
-        lost="a function that closes over a sparse tensor would be refused",
+        lost="without shardfn's patch, a capture fails on a function that closes over a sparse "
+        "tensor",
         calls={
             BUILDER + "VariableBuilder.wrap_tensor": sparse.closed_over,
             VARIABLES + "TorchInGraphFunctionVariable.call_function": sparse.function_called,
@@ -365,7 +376,7 @@ READING = (  # a captured function, by Dynamo
         what="flex attention under torch.func",
         why="torch.func refuses flex attention and gives no derivative to tensors that its score "
         "function reads",
-        lost="a capture of flex attention would fail under a derivative",
+        lost="without shardfn's patch, a capture of the derivative of flex attention fails",
         until="later than 2.15",
         calls={
             "torch._higher_order_ops.flex_attention:FlexAttentionHOP.__call__": (
@@ -379,7 +390,7 @@ READING = (  # a captured function, by Dynamo
         what="settings of Dynamo for a capture",
         why="a capture needs static shapes and must not replay side effects, and the user's "
         "settings are meant for torch.compile",
-        lost="a capture would depend on the user's settings of torch.compile",
+        lost="without shardfn's patch, a capture depends on the user's settings of torch.compile",
         enter=settings.of_captures,
         places=("torch._dynamo.config:patch", "torch._functorch.config:patch"),
         takes="is_dynamic",
@@ -390,7 +401,8 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="torch's caches of fake tensors and of code",
         why="both caches grow with each captured program without bound",
-        lost="the memory of a process that captures for days would grow",
+        lost="without shardfn's patch, the memory of a process that captures for days grows "
+        "without bound",
         on_missing=DEGRADE,
         enter=caches.bounded,
         places=(FAKES + "FakeTensorMode.cache", "torch.fx.graph_module:_loader"),
@@ -399,7 +411,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         what="zero tensors that stand for missing tangents",
         why="torch's zero tensors give wrong sums, strides and views, or real tensors in place of "
         "fake ones",
-        lost="forward-mode derivatives would fail, or have the wrong strides",
+        lost="without shardfn's patch, forward-mode derivatives fail, or have the wrong strides",
         until="later than 2.13",
         calls={FAKES + "FakeTensorMode.dispatch": zeros.zeros_dispatched},
         enter=zeros.zeros_kept_fake,
@@ -408,7 +420,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="custom ops with register_autograd",
         why="register_autograd's function has no setup_context, so torch.func refuses the op",
-        lost="custom ops would have no derivative",
+        lost="without shardfn's patch, custom ops have no derivative",
         until="later than 2.13",
         calls=each(
             lambda derive, *args, **kwargs: derive(*args, **kwargs),
@@ -420,7 +432,8 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="autograd.Functions whose forward takes the context",
         why="torch.func refuses an autograd.Function whose forward takes ctx",
-        lost="a capture would fail under a derivative if a forward takes ctx",
+        lost="without shardfn's patch, a capture of the derivative of an autograd.Function fails "
+        "if the forward takes ctx",
         calls={"torch.autograd.function:_is_setup_context_defined": dispatch.context_split},
         enter=dispatch.context_split_in_c,  # where `apply` is C code, as from torch 2.15 on
         places=("torch.autograd.function:_bind_default_args",),
@@ -428,7 +441,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="autograd.Functions under make_fx",
         why="make_fx runs an autograd.Function in a form that torch.func does not accept",
-        lost="a capture of an autograd.Function would fail under a derivative",
+        lost="without shardfn's patch, a capture of the derivative of an autograd.Function fails",
         calls={"torch.autograd.function:custom_function_call": dispatch.run_rewritten},
         takes="functions",
     ),
@@ -436,7 +449,8 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         what="LSTMs and RNNs",
         why="MKL-DNN's LSTM has no derivative under torch.func, and torch's decomposition drops "
         "the dropout between layers and does not know the lengths of packed sequences",
-        lost="an RNN would run without its dropout, and would not accept packed sequences",
+        lost="without shardfn's patch, an RNN runs without its dropout, and does not accept packed "
+        "sequences",
         until="later than 2.13",
         calls={
             DECOMPOSITIONS + "select_one_layer_lstm_function": modules.layer_of_lstm,
@@ -449,7 +463,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
         what="the user's hooks on saved tensors",
         why="a capture saves no tensors, and torch.func refuses to run under hooks on saved "
         "tensors",
-        lost="a capture inside saved_tensors_hooks would fail",
+        lost="without shardfn's patch, a capture inside saved_tensors_hooks fails",
         enter=tracing.without_saved_hooks,
         places=tuple(
             f"torch:_C._autograd.{name}_saved_tensors_default_hooks"
@@ -459,7 +473,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="annotations on nodes of FX graphs",
         why="torch keeps the annotations of nodes for the whole process, not for one thread",
-        lost="graphs of other threads would get the annotations of a capture",
+        lost="without shardfn's patch, graphs of other threads get the annotations of a capture",
         enter=tracing.metadata_per_thread,
         places=(
             "torch.fx.traceback:has_preserved_node_meta",
@@ -469,7 +483,7 @@ TRACING = (  # the graph that Dynamo read, by make_fx
     Patch(
         what="torch's log messages about fake tensors",
         why="torch logs the failure that shardfn's error then reports",
-        lost="torch logs some errors a second time",
+        lost="without shardfn's patch, torch logs some errors a second time",
         on_missing=DEGRADE,
         enter=tracing.quiet,
         places=(FAKES + "FakeTensor",),
@@ -480,7 +494,7 @@ SIZES = Patch(
     what="result sizes that depend only on arguments",
     why="torch treats some result sizes as data-dependent, and gives x[i.T] the strides of i, so "
     "a view of the result becomes a copy",
-    lost="a capture would fail on some ops, or treat a copy as a view",
+    lost="without shardfn's patch, a capture fails on some ops, or treats a copy as a view",
     until="later than 2.13",
     calls={"torch._meta_registrations:meta_index_Tensor": known_sizes.indexed},
     enter=known_sizes.sizes_known,
@@ -490,7 +504,7 @@ SIZES = Patch(
 ANSWERS = Patch(
     what="cached results of ops on fake tensors",
     why="computing torch's cache key takes four times as long as computing the result",
-    lost="captures are half again as slow",
+    lost="without shardfn's patch, captures take half as long again",
     on_missing=DEGRADE,
     calls={FAKES + "FakeTensorMode._cached_dispatch_impl": answers.remembered},
     is_mine=known_sizes.is_known,
@@ -500,7 +514,7 @@ ANSWERS = Patch(
 CHECKPOINTED = Patch(
     what="torch.utils.checkpoint in modules",
     why="torch.utils.checkpoint fails under torch.func",
-    lost="a capture would fail on modules that call torch.utils.checkpoint",
+    lost="without shardfn's patch, a capture fails on modules that call torch.utils.checkpoint",
     until="later than 2.15",
     calls={
         **each(
@@ -517,7 +531,7 @@ CHECKPOINTED = Patch(
 PRINTS = Patch(
     what="print, breakpoint, warnings and loggers in captured modules",
     why="print and loggers would run once, at capture, and show fake tensors",
-    lost="print in a module would show fake tensors",
+    lost="without shardfn's patch, print in a module shows the fake tensors of the trace",
     calls={
         **{place: functools.partial(shown.run_called, fn) for place, fn in shown.OF_PYTHON.items()},
         "logging:Logger._log": shown.run_logged,
@@ -531,7 +545,8 @@ MODULE = (  # while a module runs that Dynamo does not trace
         what="code that asks whether it is compiled",
         why="in eager mode, modules use fused kernels without a derivative and branch on tensor "
         "values; a torch.compile inside a module is part of the capture",
-        lost="a captured module would take its eager branches",
+        lost="without shardfn's patch, a captured module takes the branches of its code that are "
+        "meant for eager mode",
         calls={
             "torch.backends.mha:get_fastpath_enabled": lambda enabled: False,
             "torch.compiler:is_compiling": lambda asked: True,
@@ -543,9 +558,10 @@ MODULE = (  # while a module runs that Dynamo does not trace
     ),
     Patch(
         what="torch.optim.Adafactor, and batch norms without a momentum",
-        why="Adafactor converts norms to Python numbers, and batch norms without a momentum "
-        "convert their count of batches",
-        lost="a capture of Adafactor or of BatchNorm1d(n, momentum=None) would fail",
+        why="Adafactor converts norms to Python numbers, and a batch norm without a momentum "
+        "converts its count of batches to a Python number",
+        lost="without shardfn's patch, a capture of Adafactor or of BatchNorm1d(n, momentum=None) "
+        "fails",
         calls={
             "torch.optim._adafactor:_single_tensor_adafactor": modules.with_numbers_as_tensors,
             "torch.nn.modules.batchnorm:_BatchNorm.forward": modules.batch_norm_run,
@@ -555,7 +571,8 @@ MODULE = (  # while a module runs that Dynamo does not trace
     Patch(
         what="rank queries in a module",
         why="one program runs on every rank, so it cannot contain one rank's number",
-        lost="one rank's number would become a constant of the program",
+        lost="without shardfn's patch, the rank number of one rank becomes a constant of the "
+        "program",
         calls=each(
             modules.rank_asked,
             "torch.distributed:get_rank",
@@ -568,7 +585,7 @@ MODULE = (  # while a module runs that Dynamo does not trace
     Patch(
         what="DTensors that a module makes",
         why="the captured program computes on global tensors",
-        lost="a module that makes a DTensor would wrap a fake tensor",
+        lost="without shardfn's patch, a module that makes a DTensor wraps a fake tensor",
         calls=each(modules.dtensor_made, *methods(TENSORS + "DTensor", "__init__", "from_local")),
         takes="making",
         is_mine=reading.is_reading,
@@ -579,7 +596,7 @@ INITIALISATION = (
     Patch(
         what="torch.nn.init.trunc_normal_",
         why="trunc_normal_ draws again until all numbers are in range, which depends on values",
-        lost="sf.init would fail on a module that calls trunc_normal_",
+        lost="without shardfn's patch, sf.init fails on a module that calls trunc_normal_",
         enter=dispatch.init_replaced,
         places=("torch.nn.init:_no_grad_trunc_normal_",),
         takes="truncated_normal",
@@ -588,7 +605,7 @@ INITIALISATION = (
         what="Module.to of fake parameters",
         why="Module.to swaps tensors, which fails for fake tensors because their mode refers to "
         "them",
-        lost="sf.init would fail on a module that calls its own .to",
+        lost="without shardfn's patch, sf.init fails on a module that calls its own .to",
         until="later than 2.13",
         calls={"torch.nn.modules.module:Module._apply": modules.applied},
         is_mine=_always,
@@ -600,15 +617,15 @@ PLACING: tuple[Patch, ...] = (
     Patch(
         what="DTensor's constructor in a fake world",
         why="torch calls DTensor's constructor with the local tensor of one rank",
-        lost="a DTensor in a fake world would have the values of one rank only",
+        lost="without shardfn's patch, a DTensor in a fake world has the values of one rank only",
         enter=every_rank.constructor_replaced,
         places=(TENSORS + "DTensor.__new__",),
         takes="made",
     ),
     Patch(
         what="shards in a fake world",
-        why="a shard and its size depend on the rank, and torch makes the shard of one rank",
-        lost="a fake world would have the shards of one rank only",
+        why="a shard and its size depend on the rank, but torch makes the shard of only one rank",
+        lost="without shardfn's patch, a fake world has the shards of one rank only",
         calls=each(
             lambda on_all_ranks, fn, *args, **kwargs: on_all_ranks(fn, *args, **kwargs),
             TENSORS + "Shard._make_shard_tensor",
@@ -623,14 +640,14 @@ PLACING: tuple[Patch, ...] = (
     Patch(
         what="strides that differ between ranks",
         why="a DTensorSpec with strides that differ by rank has no hash",
-        lost="uneven DTensors in a fake world would fail",
+        lost="without shardfn's patch, ops on uneven DTensors in a fake world fail",
         calls={"torch.distributed.tensor._api:compute_global_tensor_info": rank_sizes.global_sizes},
         is_mine=every_rank.runs_on_all_ranks,
     ),
     Patch(
         what="collectives in a fake world",
         why="torch's fake process group returns the tensors of one rank",
-        lost="collectives in a fake world would return the values of one rank",
+        lost="without shardfn's patch, collectives in a fake world return the values of one rank",
         enter=eager_collectives.kernels_replaced,
         places=("torch.library:Library.impl",),
         takes="communicated",
@@ -642,7 +659,8 @@ LOADING = (
         what="C++ kernels",
         why="Inductor compiles one file per kernel, and the time goes mostly into one shared "
         "header",
-        lost="a first compilation takes several times as long",
+        lost="without shardfn's patch, a first compilation takes several times as long as with the "
+        "patch",
         on_missing=DEGRADE,
         enter=units.kernels_joined,
         places=methods("torch._inductor.async_compile:AsyncCompile", "cpp_pybinding", "wait"),
@@ -651,7 +669,7 @@ LOADING = (
         what="the folder where Inductor caches compiled kernels",
         why="torch caches kernels in a folder of /tmp that another user may read or may have "
         "created",
-        lost="compiled kernels stay in torch's folder",
+        lost="without shardfn's patch, compiled kernels stay in torch's folder",
         on_missing=DEGRADE,
         enter=folder.private_kernel_folder,
     ),
@@ -659,7 +677,8 @@ LOADING = (
         what="the processor's instruction sets",
         why="Inductor builds and loads a test program for each instruction set, which takes eight "
         "seconds",
-        lost="the first compilation on a machine takes eight seconds longer",
+        lost="without shardfn's patch, the first compilation on a machine takes eight seconds "
+        "longer",
         on_missing=DEGRADE,
         enter=instructions.quick_instruction_check,
         places=("torch._inductor.cpu_vec_isa:VecISA.check_build",),
@@ -674,7 +693,8 @@ COMPILATION = (
         what="values of compiled code",
         why="Inductor's formulas lose digits near zero or overflow, Inductor drops casts of an "
         "arange, and a NaN constant is an error",
-        lost="compiled erf, expm1, acosh, atanh and casts would differ from torch's results",
+        lost="without shardfn's patch, compiled erf, expm1, acosh, atanh and casts differ from the "
+        "results of eager torch",
         calls={
             **{f"{functions.VECTORS}.{x}": functions.vector_formula(x) for x in functions.FORMULAS},
             "torch._inductor.index_propagation:IndexPropagation.propagate_sympy": (
@@ -686,7 +706,7 @@ COMPILATION = (
     Patch(
         what="the order of collectives in compiled programs",
         why="Inductor's reordering for locality and peak memory moves every reduction to the end",
-        lost="compiled programs would not overlap communication with compute",
+        lost="without shardfn's patch, compiled programs do not overlap communication with compute",
         until="later than 2.13",
         calls={"torch._inductor.memory:reorder_for_peak_memory": reuse.order_kept},
         enter=_inductor_order,
@@ -697,7 +717,7 @@ COMPILATION = (
         what="updates in place",
         why="Inductor treats an op that overwrites an argument as a reader of all values computed "
         "from the argument",
-        lost="compiled steps take more memory",
+        lost="without shardfn's patch, compiled steps take more memory",
         until="later than 2.13",
         on_missing=DEGRADE,
         calls={
@@ -711,7 +731,7 @@ COMPILATION = (
         what="checks of compiled code",
         why="compiled code checks the layout of each input, which takes a third of a microsecond "
         "per call",
-        lost="compiled calls take longer",
+        lost="without shardfn's patch, compiled calls take longer",
         on_missing=DEGRADE,
         calls={f"{WRAPPER}.codegen_input_size_asserts": _others_checked},
         takes="checked",
@@ -728,7 +748,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             what="F.linear of symbolic sizes",
             why="under torch.func, torch's kernel of F.linear converts symbolic sizes to Python "
             "numbers",
-            lost="derivatives of linear layers would make dynamic sizes static",
+            lost="without shardfn's patch, derivatives of linear layers make dynamic sizes static",
             until="later than 2.13",
             enter=sizes.linear_written_out,
             places=("torch.ops:aten.linear.default",),
@@ -740,7 +760,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             what="backward hooks of modules",
             why="torch.func fails on modules with backward hooks",
-            lost="a capture would fail on modules with backward hooks",
+            lost="without shardfn's patch, a capture fails on modules with backward hooks",
             until="later than 2.15",
             enter=modules.hooked_by,
             places=("torch.nn.modules.module:BackwardHook",),
@@ -752,7 +772,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             what="Dynamo's rules with new process groups",
             why="Dynamo rebuilds its trace rules each time a process group is created",
-            lost="a fake world takes longer to make",
+            lost="without shardfn's patch, a fake world takes longer to make",
             on_missing=DEGRADE,
             enter=groups.rules_kept,
             places=("torch._dynamo.trace_rules:clear_lru_cache",),
@@ -762,7 +782,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             what="the timeout of a mesh's process groups",
             why="torch accepts no timeout for the process groups of a mesh with several axes",
-            lost="the process groups of a mesh would have torch's default timeout",
+            lost="without shardfn's patch, the process groups of a mesh have torch's default "
+            "timeout",
             on_missing=DEGRADE,
             enter=stores.groups_time_out,
             places=("torch.distributed.distributed_c10d:_get_default_timeout",),
@@ -776,7 +797,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             what="fully_shard in a fake world",
             why="fully_shard makes the shards of one rank and sets up collectives between "
             "processes",
-            lost="fully_shard in a fake world would train the shards of one rank only",
+            lost="without shardfn's patch, fully_shard in a fake world trains the shards of one "
+            "rank only",
             calls={
                 f"{every_rank.FSDP}:FSDPParam._init_sharded_param": every_rank.fully_sharded,
                 **fsdp_hooks.CALLS,
@@ -788,7 +810,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             what="plans of torch.distributed.checkpoint",
             why="in a fake world one process saves the shards of all ranks, so it must not wait "
             "for other processes",
-            lost="checkpoints of DTensors in a fake world would wait for other processes",
+            lost="without shardfn's patch, checkpoints of DTensors in a fake world wait for other "
+            "processes",
             enter=checkpoints.plans_of_one_process,
             places=("torch.distributed.checkpoint.utils:_DistWrapper",),
             if_imported=True,
@@ -799,7 +822,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             what="levels of dual numbers",
             why="torch counts levels of dual numbers for the whole process, and a compiled graph "
             "enters a level that torch does not count",
-            lost="sf.jvp inside a compiled backward would fail",
+            lost="without shardfn's patch, sf.jvp inside a compiled backward fails",
             until="later than 2.13",
             enter=tracing.dual_level_counted,
             places=(
@@ -813,7 +836,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             what="torch.utils.checkpoint under sf.random.plain",
             why="torch.utils.checkpoint restores torch's generators, but sf.random.plain draws "
             "from other generators",
-            lost="a recomputation would draw different random numbers",
+            lost="without shardfn's patch, a recomputation draws different random numbers",
             enter=seeds.checkpoints_wrapped,
             places=(seeds.REENTRANT, seeds.GENERATOR),
             takes="redrawing",
@@ -824,7 +847,8 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             what="attention patterns of Inductor",
             why="Inductor's patterns ignore the dims of a softmax and of a permutation",
-            lost="compiled attention could apply its softmax along the wrong dim",
+            lost="without shardfn's patch, compiled attention may apply its softmax along the "
+            "wrong dim",
             until="later than 2.13",
             enter=patterns.constants_compared,
             places=(

@@ -60,7 +60,7 @@ def checkpoints_wrapped(wrap: Callable[[Fn, bool], Fn]) -> Iterator[None]:
 
     by_function = lambda original: types.SimpleNamespace(apply=made(original.apply, True))
     resolved = patching.resolve(GENERATOR)
-    assert resolved is not None, "the patch table has a row for this place"
+    assert resolved is not None, "torch.utils.checkpoint lacks the generator that runs a checkpoint"
     _, name = resolved
     modules = [torch.utils.checkpoint, sys.modules.get(COMPOSABLE)]
     with contextlib.ExitStack() as stack:

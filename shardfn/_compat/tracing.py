@@ -374,7 +374,7 @@ def call_copied(call: torch.fx.Node, args: tuple[Any, ...]) -> list[Any]:
     from torch.fx.experimental import proxy_tensor
 
     mode = proxy_tensor.get_proxy_mode()
-    assert mode is not None, "a call can be copied only inside a trace"
+    assert mode is not None, "call_copied runs only while make_fx traces"
     slot_of = lambda x: _slot_of(x, mode.tracer) if isinstance(x, torch.Tensor) else x
     slots: Any = torch.fx.node.map_aggregate(args, slot_of)
     assert not any(None in part for part in slots if isinstance(part, list)), f"{call}: an operand"

@@ -91,8 +91,8 @@ class BucketPlan:
                 for b in chosen
             ]
             fix = (
-                "merge only buckets with equal kind, axis, reduction, dtype and phase, of one "
-                "bucketed_grad"
+                "merge only buckets of one call of bucketed_grad that have equal kind, axis, "
+                "reduction, dtype and phase (forward or backward)"
             )
             raise TreeError.of(
                 "BucketPlan.merge",
@@ -180,8 +180,9 @@ class BucketPlan:
         Args:
             name: the name of the function that uses the plan, for error messages.
             leaves: the paths of the parameters that the function differentiates.
-            region: the index of the `bucketed_grad` call in the program. Without `region`, `rows`
-                covers all `bucketed_grad` calls.
+            region: the index of a `bucketed_grad` call in the program. With `region`, the result of
+                `rows` contains only the buckets of this `bucketed_grad` call. By default, the
+                result of `rows` contains the buckets of all `bucketed_grad` calls.
 
         Raises:
             TreeError: the leaves of the plan differ from `leaves`, or the buckets of the plan
@@ -242,7 +243,7 @@ class BucketPlan:
         numbers = {b.index for b in self.buckets}
         if len(numbers) < len({(b.index, b.region) for b in self.buckets}):
             fix = "plan.renumbered(buckets)"
-            got = "buckets of two different bucketed_grads share a number"
+            got = "buckets of two calls of bucketed_grad have the same index"
             raise TreeError.of(f"{name}, plan", got, fix=fix)
         if got := uneven(self.buckets):
             fix = "give a size in bytes for each leaf, in the order of the leaves"

@@ -226,7 +226,8 @@ def lifted_constants(
     for node in graph.graph.find_nodes(op="get_attr"):
         value = getattr(graph, node.target)
         if not isinstance(value, torch.Tensor):
-            (user, *_), fix = (node.users, "use torch.where or a Python loop over plain ops")
+            (user, *_) = node.users
+            fix = "replace the higher-order op by torch.where, or by a Python loop"
             raise CaptureError.of(
                 name,
                 f"the function uses the higher-order op {user.target}, which has no rule yet",

@@ -93,7 +93,7 @@ def _refuse_texts(leaves: list[Any], paths: list[str], name: str) -> None:
         raise CaptureError.of(
             name,
             *[f"{place} is text made from a tensor's value" for place in places],
-            needed="tensors: values are known only outside of the function",
+            needed="results that are tensors: inside the function, their values are not known",
             fix="return the tensor, and write the text outside: f'{x}'",
             arg_path=places[0],
         )

@@ -207,7 +207,8 @@ def functional(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     what = f"_c10d_functional.{name}"
     row = FUNCTIONAL.get(name.removesuffix("_"))
     if row is None:
-        fix = "call the collective of a single tensor; or call this collective under sf.jit"
+        fix = "call the variant of this collective that takes one tensor; or call this collective "
+        fix += "in a function under sf.jit"
         raise ShardError.of(what, "the collective is called on a simulated tensor", fix=fix)
     given = eager.bound(op, (x, *args), kwargs)
     with torch.no_grad():
@@ -286,7 +287,8 @@ def _write(what: str, x: torch.Tensor, values: dict[int, torch.Tensor]) -> None:
     first = every[0]
     if not all(_is_same(first, new) for new in every):
         got = "the result differs between ranks, but is written to a plain tensor"
-        needed = "a plain tensor is the same on all ranks of a simulated world"
+        needed = "a result that is equal on all ranks, or a local tensor of a DTensor to write to: "
+        needed += "in a simulated world, any other torch.Tensor has one value for all ranks"
         source = call_site()
         raise ShardError.of(what, got, needed=needed, fix=FIX, source=source)
     x.copy_(first.reshape(x.shape))
@@ -312,7 +314,8 @@ def refused(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _refuse_absent_list(what: str, name: str, inputs: Row) -> None:
     """Refuse a list that only another rank than the shown one gives."""
     if name == "scatter_" and not inputs:
-        got = "the list is given on another rank, not on the rank that this fake world shows"
+        got = "the list of tensors is passed only on another rank, but this fake world runs the "
+        got += "code of one rank only"
         fix = "pass the list on all ranks, or use fake_world(n, rank=src)"
         raise ShardError.of(what, got, fix=fix, source=call_site())
 

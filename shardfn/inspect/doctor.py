@@ -196,7 +196,9 @@ def gpu() -> Finding:
 
 def stored_compilations() -> Finding:
     """Report the disk cache: its folder, its size and the number of compilations."""
-    name, off = "stored", f"Compilations are not cached on disk: {CACHE_DIR} is empty."
+    name = "stored"
+    off = f"Compilations are not cached on disk, because the environment variable {CACHE_DIR} is "
+    off += "set to an empty string."
     if place() is None:
         return Finding(name, True, off)
     with warnings.catch_warnings(record=True) as problems:

@@ -87,7 +87,7 @@ FAKE = "the node's fake tensor, or a list of fake tensors"
 SOURCE = "file:line of the user's code, or None"
 MODULE = "the path of the submodule that called the op, or None"
 PHASE = "forward or backward"
-MOVE = "a number for the redistribution, equal on all ranks"
+MOVE = "a number that identifies the redistribution, equal on all ranks"
 
 # fmt: off
 KEYS: tuple[Key, ...] = (
@@ -125,11 +125,12 @@ KEYS: tuple[Key, ...] = (
     Key("module", LOCAL, "partition", ("ops", "reports"), MODULE, LINE),
     Key("phase", LOCAL, "partition", ("schedule", "compile", "reports"), PHASE, _is_a(str)),
     Key("is_recomputed", LOCAL, "partition", ("partition",),
-        "set on ops of the forward that the backward recomputes", _is_a(bool)),
+        "whether the op is an op of the forward that the backward recomputes", _is_a(bool)),
     Key("origin", LOCAL, "partition", (), "the global node that it implements", _is_a(str)),
     Key("step", LOCAL, "partition", ("schedule", "proof"), "the step's number", _is_a(int)),
     Key("slots", LOCAL, "partition", ("proof",),
-        "slots of the partition plan that the node's tensor fills", _is_a(tuple)),
+        "the numbers, in the partition plan, of the values that the node's tensor holds",
+        _is_a(tuple)),
     Key("type", LOCAL, "partition", ("partition", "schedule", "compile", "proof"),
         "global shape and placements", _is_type),
     Key("collective", LOCAL, "partition",

@@ -320,7 +320,7 @@ def forget_dtensor(x: torch.Tensor) -> torch.Tensor:
 
 # kinds of values, of `shared`
 ARGUMENT = "an argument"
-PART = "a DTensor on a part of the mesh"
+PART = "a DTensor on a submesh"
 CLOSED_OVER = "a closed-over tensor"
 GATHERED = "a gathered parameter"
 

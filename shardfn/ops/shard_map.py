@@ -111,7 +111,8 @@ REFUSALS = {
         "DTensor.to_local",
         "a value that is equal on all ranks of {} is combined with plain tensors, which may "
         "differ between ranks, and is differentiated",
-        "to_local's grad_placements: equal gradients on all ranks, or terms of a sum",
+        "grad_placements of to_local, which say whether all ranks compute equal gradients, or "
+        "each rank computes one term of a sum",
         "to_local or full_tensor with grad_placements=[Replicate()] if all ranks compute the "
         "same from the value, or [Partial()] to sum over ranks. For the result y of a module "
         "of parallelize_module: RowwiseParallel(use_local_output=False), and "
@@ -120,7 +121,8 @@ REFUSALS = {
     SUMMED: (
         "DTensor.from_local",
         "a replicated DTensor is made from values that may differ between ranks of {}: the "
-        "DTensor's gradient is taken once, but the ranks' gradients are summed",
+        "gradient of the DTensor is one gradient for all ranks, but the gradients of the values "
+        "of the ranks are summed over the ranks",
         "a value that the code makes equal on all ranks",
         "DTensor.from_local(x, mesh, [Replicate()]).to_local() of each plain tensor x that is "
         "equal on all ranks; or call to_local twice, with grad_placements=[Replicate()] for "

@@ -105,7 +105,7 @@ def _notes(drawn: Drawn) -> list[str]:
             f"dim {dim} {'to the right' if k % 2 == 0 else 'down'}"
             for k, dim in enumerate(reversed(range(len(shards.shape))))
         ]
-        notes.append(f"Folded, from the inside out: {', '.join(ways)}.")
+        notes.append(f"Dims are laid out from last to first: {', '.join(ways)}.")
     if shards.reductions:
         over = " and ".join(f"the {kind} over {name}" for name, kind in shards.reductions)
         notes.append(f"Hatched blocks: each rank holds a term. The value is {over}.")

@@ -15,8 +15,13 @@ KINDS = {
 class Action(NamedTuple):
     """One action of a pipeline rank: the F, B, W or BW of one stage and one microbatch.
 
-    The result of the action F, B or W has the name of the action. The action BW has two results, B
-    and W.
+    An F action computes the forward of the stage, a B action the gradients of the stage's inputs,
+    and a W action the gradients of the stage's weights. A BW action computes what the B and the W
+    action compute.
+
+    `results` and `needs` return `Action` objects that stand for results. The `Action` of an F, B or
+    W action also stands for its result. A BW action has two results, for which the `Action` objects
+    of the B and the W action stand.
     """
 
     kind: str

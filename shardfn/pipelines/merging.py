@@ -24,16 +24,18 @@ class Step(NamedTuple):
 def merged(
     orders: Sequence[Sequence[Order]], keep: int, rank: Callable[[Action], int]
 ) -> list[list[Action]]:
-    """Merge several orders of F and B actions into one sequence for each pipeline rank, and fill
-    the idle time with W actions.
+    """For each pipeline rank, merge several sequences of F and B actions into one sequence, and
+    fill the idle time with W actions.
 
     `merged` simulates all ranks together, one action of each rank per step. An action can run when
     its inputs are available, and when its rank has no message in flight to the receiving rank.
 
     Args:
-        orders: for each rank along the pipeline axis, several orders of its F and B actions. All
-            actions can run if, for any two ranks, the messages from one to the other belong to one
-            order on each rank, and have the same sequence in both orders.
+        orders: for each rank along the pipeline axis, a list of sequences of its F and B actions.
+            `merged` keeps the order inside each sequence, and may run actions of different
+            sequences in any order. All actions can run if, for any ranks s and r, one sequence of
+            rank s sends all messages from s to r, and one sequence of rank r receives the messages
+            in the order of sending.
         keep: the largest number of activations that a rank may keep.
         rank: a function that returns the priority of an action; the lowest number runs first. If
             two actions have the same priority, the earlier microbatch runs first.

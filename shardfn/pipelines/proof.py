@@ -98,12 +98,12 @@ def proved(
     if shown := list(islice(problems, SHOWN + 1)):
         raise _refused(where, shown)
     if circle := _circular_wait(table, places, stages, on_the_way):
-        fix = "swap two actions of one of these coordinates, or allow more messages in flight"
+        fix = "swap two actions of one of these pipeline ranks, or allow more messages in flight"
         raise ScheduleError.of(where, "circular wait:", *circle, fix=fix)
     kept = [_most_alive(row) for row in table]
     if alive is not None and (wrong := list(_over(table, kept, alive))):
         fix = "run backward actions earlier; if B and W are separate actions, run W earlier"
-        needed = f"at most {alive} activations alive on each coordinate"
+        needed = f"at most {alive} activations on each pipeline rank at any time"
         raise ScheduleError.of(where, *wrong[:SHOWN], needed=needed, fix=fix)
     return _costs(table, tuple(most for most, _ in kept), costs)
 
@@ -144,8 +144,8 @@ def _costs(table: Table, alive: tuple[int, ...], costs: Mapping[str, float]) -> 
 def _refused(where: str, problems: list[str]) -> ScheduleError:
     lines = problems[:SHOWN] + ["and more"] * (len(problems) > SHOWN)
     needed = (
-        "for each stage and microbatch one action F, and either actions B and W or one action "
-        "BW, on one coordinate, each action after those whose results it reads"
+        "for each stage and microbatch, one pipeline rank runs an action F, and either actions B "
+        "and W or an action BW; each action comes after the actions whose results it reads"
     )
     fix = "use a schedule of sf.schedules, which are valid for any number of microbatches"
     return ScheduleError.of(where, *lines, needed=needed, fix=fix)
@@ -162,11 +162,14 @@ def _unmatched(table: Table, stages: int) -> Iterator[str]:
         for action in row:
             home, first = homes.setdefault(action.stage, (c, action))
             if action.stage >= stages:
-                yield f"unmatched: coordinate {c} has {_words(action)}, of {stages} stages"
+                yield (
+                    f"unknown stage: pipeline rank {c} runs {_words(action)}, but the pipeline has "
+                    f"only {stages} stages"
+                )
             elif home != c:
                 yield (
-                    f"unmatched: coordinate {c} has {_words(action)}, but coordinate {home} "
-                    f"has {first} of the same stage"
+                    f"stage on two ranks: pipeline rank {c} runs {_words(action)}, but pipeline "
+                    f"rank {home} runs {first} of the same stage"
                 )
 
 
@@ -178,8 +181,9 @@ def _doubled(table: Table, places: Places) -> Iterator[str]:
             if firsts:
                 first = table[firsts[0].coordinate][firsts[0].index]
                 yield (
-                    f"doubled: coordinate {c} has {_words(action)} as action {i}, after {first} "
-                    f"as action {firsts[0].index} of coordinate {firsts[0].coordinate}"
+                    f"computed twice: pipeline rank {c} runs {_words(action)} at position {i}, but "
+                    f"pipeline rank {firsts[0].coordinate} runs {first} at position "
+                    f"{firsts[0].index}"
                 )
 
 
@@ -188,12 +192,12 @@ def _missing(table: Table, places: Places, stages: int) -> Iterator[str]:
     homes = {result.stage: place.coordinate for result, place in places.items()}
     microbatches = 1 + max(action.microbatch for row in table for action in row)
     for stage in range(stages):
-        on = f"coordinate {homes[stage]}" if stage in homes else "every coordinate"
+        home = f"pipeline rank {homes[stage]} does not run" if stage in homes else None
         for k in range(microbatches):
             for kind in UNIT_COSTS:
                 result = Action(kind, stage, k)
                 if result not in places:
-                    yield f"missing: {on} lacks {_words(result)}"
+                    yield f"missing: {home or 'no pipeline rank runs'} {_words(result)}"
 
 
 def _early(table: Table, places: Places, stages: int) -> Iterator[str]:
@@ -204,8 +208,8 @@ def _early(table: Table, places: Places, stages: int) -> Iterator[str]:
                 place = places.get(need)
                 if place is not None and place.coordinate == c and place.index > i:
                     yield (
-                        f"early: coordinate {c} has {_words(action)} as action {i}, before "
-                        f"{row[place.index]} as action {place.index}"
+                        f"too early: pipeline rank {c} runs {_words(action)} at position {i}, "
+                        f"before it runs {row[place.index]} at position {place.index}"
                     )
 
 
@@ -226,7 +230,10 @@ def _over(table: Table, kept: list[tuple[int, Action | None]], alive: int) -> It
     for c, (most, at) in enumerate(kept):
         if at is not None and most > alive:
             i = table[c].index(at)
-            yield f"memory: coordinate {c} keeps {most} activations at action {i}, {_words(at)}"
+            yield (
+                f"too many activations: pipeline rank {c} keeps {most} activations when it runs "
+                f"{_words(at)} at position {i}"
+            )
 
 
 def _circular_wait(table: Table, places: Places, stages: int, on_the_way: int) -> list[str]:
@@ -289,11 +296,11 @@ def _described(table: Table, step: Wait, wait: Wait, on_the_way: int) -> str:
     """Describe the wait of one coordinate for another."""
     i, j = step.step // 2, wait.step // 2
     action, awaited = table[step.coordinate][i], table[wait.coordinate][j]
-    words = f"coordinate {step.coordinate}, action {i}, {_words(action)}, waits"
-    there = f"coordinate {wait.coordinate}"
+    words = f"pipeline rank {step.coordinate}, at position {i}, {_words(action)}, waits"
+    there = f"pipeline rank {wait.coordinate}"
     if step.step % 2 == 0:
-        return f"{words} for the message of {awaited}, action {j} of {there}"
+        return f"{words} for the message of {awaited}, at position {j} of {there}"
     return (
         f"{words} to send to {there}, which has {on_the_way} unread and reads the next message "
-        f"in {awaited}, its action {j}"
+        f"in {awaited}, at position {j}"
     )

@@ -61,7 +61,7 @@ def spans_of(table: Table, cost: Callable[[Action], float]) -> list[list[Span]]:
 def _stuck(coordinate: int, action: Action) -> ScheduleError:
     return ScheduleError.of(
         "Schedule",
-        f"coordinate {coordinate} waits forever before {action}",
+        f"pipeline rank {coordinate} waits forever before {action}",
         needed="a schedule without a deadlock",
         fix="schedule.check(), which gives the reason",
     )

@@ -43,8 +43,8 @@ def _rows_of(table: Any) -> tuple[tuple[Action, ...], ...]:
 
 def _not_a_table(*lines: str) -> ScheduleError:
     needed = (
-        f"one row a coordinate, each a sequence of (kind, stage, microbatch): "
-        f"kinds {', '.join(KINDS)}, numbers from 0 up"
+        "a sequence of actions for each pipeline rank, each action a tuple (kind, stage, "
+        f"microbatch): the kind is one of {', '.join(KINDS)}, stage and microbatch are ints from 0"
     )
     return ScheduleError.of("Schedule, table", *lines, needed=needed, fix=EXAMPLE)
 
@@ -172,11 +172,12 @@ class Schedule:
         homes = sorted(self._homes.get(stage, ()))
         if len(homes) == 1:
             return homes[0]
-        on = f"is on coordinates {', '.join(map(str, homes))}" if homes else "is on no coordinate"
+        ranks = ", ".join(map(str, homes))
+        on = f"is on pipeline ranks {ranks}" if homes else "is on no pipeline rank"
         raise ScheduleError.of(
             f"Schedule.home, {self.name}",
             f"stage {stage} {on}",
-            needed="each stage on one coordinate",
+            needed="each stage on one pipeline rank",
             fix=f"a stage from 0 to {self.stages - 1}" if not homes else "schedule.check()",
         )
 

@@ -203,15 +203,16 @@ def gamma(
         key: a random key, int64 (2,).
         a: the shape parameter of the gamma distribution, above 0; a tensor is broadcast to the
             shape of the result.
-        shape: the global shape of the result, which must end in the shape of `a` (the default).
+        shape: the global shape of the result. The last dims of `shape` must equal the shape of `a`.
+            By default, `shape` is the shape of `a`.
         dtype: a floating-point dtype; by default, torch's default dtype.
 
     Returns:
         A tensor with the given shape and dtype.
 
     Raises:
-        ShardError: key is not a random key, a size is negative, shape does not end in the shape of
-            `a`, or dtype is not floating-point.
+        ShardError: key is not a random key, a size is negative, the last dims of `shape` differ
+            from the shape of `a`, or dtype is not floating-point.
 
     Source: jax.random.gamma; Marsaglia and Tsang, A Simple Method for Generating Gamma Variables
         (ACM TOMS 2000); the derivative is that of torch.distributions.Gamma.rsample.
@@ -284,8 +285,8 @@ def beta(
         A tensor with the given shape and dtype, and with values between 0 and 1.
 
     Raises:
-        ShardError: key is not a random key, a size is negative, shape does not end in the shape of
-            the parameters, or dtype is not floating-point.
+        ShardError: key is not a random key, a size is negative, the last dims of `shape` differ
+            from the broadcast shape of `a` and `b`, or dtype is not floating-point.
 
     Source: jax.random.beta.
 

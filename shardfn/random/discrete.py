@@ -127,15 +127,16 @@ def categorical(
         logits: a floating-point tensor (..., classes, ...) of logarithms of probabilities, up to a
             constant.
         axis: the dim of the classes.
-        shape: the global shape of the result. It must end in the shape of the logits without the
-            dim `axis`. By default, it is that shape.
+        shape: the global shape of the result. The last dims of `shape` must equal the shape of the
+            logits without the dim `axis`. By default, `shape` is the shape of the logits without
+            the dim `axis`.
 
     Returns:
         An int64 tensor with the given shape, with indices from 0 to classes - 1.
 
     Raises:
-        ShardError: key is not a random key, or shape does not end in the shape of the logits
-            without the dim `axis`.
+        ShardError: key is not a random key, or the last dims of `shape` differ from the shape of
+            the logits without the dim `axis`.
 
     Source: jax.random.categorical; the Gumbel-max trick.
 

@@ -20,8 +20,9 @@ def plain() -> Iterator[None]:
 
     The numbers of `torch.rand`, dropout and similar ops depend on `sf.random.state`, the number of
     the call and the index of the element, as under `jit`, `grad` and `shard`. A run on one device
-    under `plain` can be compared with a sharded run. `plain` can also be used as a decorator. A
-    DataLoader, and calls with a `torch.Generator`, draw from torch's own generator.
+    inside `with sf.random.plain():` draws the same numbers as a sharded run, so the results of the
+    two runs can be compared. `plain` can also be used as a decorator. A DataLoader, and calls with
+    a `torch.Generator`, draw from torch's own generator.
 
     Source: jax.threefry_partitionable, whose numbers do not depend on the sharding either.
 

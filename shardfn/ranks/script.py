@@ -34,7 +34,7 @@ OTHER_PROCESSES = (
     (
         "shardfn.mesh",
         "join_world",
-        "joins the ranks of shardfn by sf.make_mesh",
+        "calls sf.make_mesh, which sets up a process group of torch.distributed",
         "run it by torchrun, which compares the programs of ranks; or use sf.check(fn, *args)",
     ),
 )

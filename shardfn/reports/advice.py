@@ -87,7 +87,7 @@ def _by_bound(summary: Summary, reasons: Mapping[SentByLine, Reason], slowest: s
         return (
             "Change first: the bubble, in which a rank waits for other stages, is "
             f"{bubble / summary.total:.0%} of the step. More microbatches, or several stages "
-            "per coordinate, shorten the bubble."
+            "per pipeline rank, shorten the bubble."
         )
     if longest is None or longest.exposed < MUCH * summary.total:
         return f"No other placement of an argument saves much time. The longest op is {slowest}."
@@ -122,7 +122,8 @@ def _smaller(
         )
     x = memory.alive[0]
     place = located_in_program(x.source, x.module)
-    return f"reduce {x.name} at {place}, which takes {human_bytes(x.nbytes)} at the memory peak"
+    size = human_bytes(x.nbytes)
+    return f"make the value {x.name} at {place} smaller: it takes {size} at the memory peak"
 
 
 def _fewer_arguments(placements: Placements) -> str:

@@ -384,8 +384,8 @@ def _differing(request: Request, what: str, rows: tuple[Any, Any], rank: int) ->
     got = f"{mine} that differs between rank 0 and rank {rank}"
     if mine == OF_DTENSOR:
         got = (
-            f"the DTensor is on a part of the mesh, and rank {rank} is on a part that holds other "
-            "values"
+            f"the DTensor is on a submesh, but rank {rank} is on another submesh, which holds "
+            "other values"
         )
         fix = "DTensor.from_local(x.to_local(), mesh, placements) on the whole mesh"
     if mine != theirs:

@@ -145,7 +145,7 @@ def taken(request: Request, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ta
 
     Raises:
         TreeError: a DTensor of tensors that hold others of another shape.
-        ShardError: autograd follows a DTensor on a part of the mesh.
+        ShardError: autograd records a DTensor on a submesh.
     """
     leaves, treedef = _tree.flatten((args, kwargs))
     if is_prepared(leaves, whole_mesh(request)):
@@ -287,7 +287,7 @@ def _refuse_parts(leaves: list[Any], mesh: Any) -> None:
     """
     others = [x.device_mesh for x in leaves if isinstance(x, DTensor) and x.device_mesh != mesh]
     if any(_compat.root_mesh(other) == mesh for other in others):
-        error = needs_ranks("a DTensor on a part of the mesh", mesh)
+        error = needs_ranks("a DTensor on a submesh", mesh)
         error.is_for_good = False
         raise error
 
@@ -361,7 +361,7 @@ def whole_mesh(request: Request) -> Any:
 
 def _on_mesh(name: str, x: DTensor, mesh: Any) -> DTensor:
     """Turn a DTensor on a submesh into one on the root mesh, replicated over the other axes."""
-    where = f"{name}, a DTensor on a part of the mesh"
+    where = f"{name}, a DTensor on a submesh"
     refuse_lost_gradient(where, "", x)
     refuse_lost_tangent(where, x)
     made = on_mesh(x, mesh)
@@ -644,7 +644,9 @@ def _instead(x: Any, path: str) -> str:
             "arguments"
         )
     if path == "self":
-        bound = "transform the bound method, which shardfn reads at capture"
+        bound = (
+            "transform the bound method: at capture, shardfn then reads the object of the method"
+        )
         return f"{bound}; or use static_argnums=0 of jit or shard; or make {kind} a NamedTuple"
     if isinstance(x, (slice, range, set, frozenset, type(...))):
         return f"use static_argnums of jit or shard; or close over the {kind}"

@@ -95,12 +95,14 @@ def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:
             "constant"
         )
         if where.startswith("argument"):
-            fix = f"torch.tensor({path}), which makes the value an input of a single program"
-            fix += "; or static_argnums of jit or shard, if there are only a few values"
+            fix = (
+                f"torch.tensor({path}), so that the value is an input and one program takes any "
+                "value; or static_argnums of jit or shard, if there are only a few values"
+            )
         else:
             fix = (
-                f"pass torch.tensor({path}) as an argument, which makes the value an input of a "
-                "single program"
+                f"pass torch.tensor({path}) as an argument, so that the value is an input and one "
+                "program takes any value"
             )
     return problem(f"{request.name}, {where}", got, fix=fix, source=call_site())
 

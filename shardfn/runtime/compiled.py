@@ -224,7 +224,7 @@ def _refuse_other_signature(compiled: Compiled, leaves: list[Any], treedef: Any)
         return
     fix = (
         "call the transformed function itself, which compiles a program for each signature; "
-        "an artefact has only the signature that it was saved with"
+        "a saved program has only the signature with which it was saved"
     )
     name, source = f"compiled {compiled.request.name}", call_site()
     raise TreeError.of(

@@ -298,7 +298,10 @@ def check_plan(plan: Plan) -> None:
         for inner in step.plans if isinstance(step, steps.Nested) else ():
             check_plan(inner)
     left = [k for k, slot in enumerate(plan.outs) if slot.number not in made]
-    assert not left, f"no step makes result {left}\n  invariant outs"
+    assert not left, (
+        f"no step of the partition plan computes the results {left} of the plan\n  invariant outs: "
+        "each result is computed"
+    )
 
 
 def check(graph: Graph, axes: MeshAxes, table: tuple[Invariant, ...] = ALWAYS) -> None:

@@ -180,7 +180,7 @@ def _refuse_no_plan(name: str, has_caps: bool, wanted: Any) -> None:
         got = f"a {type(wanted).__name__}"
         raise TreeError.of(f"{name}, plan", got, needed="a BucketPlan", fix=fix)
     if has_caps:
-        got = "lower got both caps and a plan"
+        got = "lower was called with both bucket caps (limits in bytes) and a bucket plan"
         raise TreeError.of(f"{name}, plan", got, fix=CAP_OR_PLAN)
 
 
@@ -228,7 +228,7 @@ def _refuse_unused_rows(bucketing: BucketPlan, levels: Sequence[Level], name: st
     extra = list((wanted - found).elements()) if wanted else []
     if extra:
         lines = [
-            f"the plan has {leaf} in an {kind} over {axis} in the {phase}"
+            f"the bucket plan sends {leaf} by an {kind} over {axis} in the {phase}"
             for leaf, kind, axis, phase in extra
         ]
         raise TreeError.of(

@@ -181,10 +181,8 @@ def _writes_to_every_part(func: Any, written: Iterable[Any]) -> None:
             continue
         if not all(_is_same(*pair) for pair in x._copies()):
             own = [x.ranks[k] if x.ranks else k for k in x.parts[0]]
-            got = (
-                f"the code writes to local tensors of a DTensor on a part of a mesh, ranks {own}; "
-            )
-            got += "after the write, other parts of the mesh would hold different values"
+            got = f"the code writes to local tensors of a DTensor on a submesh, ranks {own}; "
+            got += "after the write, ranks outside of this submesh would hold different values"
             fix = "write to to_local().clone(), or use a DTensor on the whole mesh"
             raise PlacementError.of(str(func), got, fix=fix)
 
@@ -249,7 +247,9 @@ def _same_ranks(func: Any, tensors: Sequence[SimulatedTensor]) -> tuple[int, ...
                 f"the op combines local tensors of ranks {[*known[0]]} with local tensors of ranks "
                 f"{[*ranks]}"
             )
-            fix = "use to_local of DTensors on the same mesh, or on parts of it; or x.full_tensor()"
+            fix = (
+                "combine local tensors of DTensors on the same mesh or submesh; or x.full_tensor()"
+            )
             needed = "local tensors of the same ranks, in the same order"
             raise PlacementError.of(str(func), got, needed=needed, fix=fix)
     return next((x.ranks for x in tensors if x.ranks is not None), None)
@@ -319,7 +319,8 @@ def of_one_part(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
         pairs = zip(own, theirs, strict=True)
         if not all(_is_same(a, b) for a, b in pairs):
             got = (
-                f"the mesh is a part with ranks {[*ranks]}, but ranks {part} hold different values"
+                f"the DTensor is on a submesh with the ranks {[*ranks]}, but the ranks {part} of "
+                "another submesh hold different values"
             )
             fix = "DTensor.from_local(x, mesh, placements) with the whole mesh"
             raise PlacementError.of(what, got, fix=fix, mesh=mesh)

@@ -187,12 +187,12 @@ def _pairs(
     counts = {x.coordinates for x in schedules}
     wrong = [f"{axes} has no axis {axis!r}" for axes, size in sizes.items() if size is None]
     wrong += [
-        f"{axes}: no schedule has {size} coordinates"
+        f"{axes}: no schedule is for {size} pipeline ranks"
         for axes, size in sizes.items()
         if size is not None and size not in counts
     ]
     wrong += [
-        f"{x.name} has {x.coordinates} coordinates, but no mesh has {axis}={x.coordinates}"
+        f"{x.name} is for {x.coordinates} pipeline ranks, but no mesh has {axis}={x.coordinates}"
         for x in schedules
         if x.coordinates not in sizes.values()
     ]
@@ -200,8 +200,8 @@ def _pairs(
         raise ScheduleError.of(
             f"{where}, pipelines",
             *wrong,
-            needed=f"for each schedule a mesh whose axis {axis!r} has the schedule's number of "
-            "coordinates",
+            needed=f"for each schedule, a mesh whose axis {axis!r} has as many ranks as the "
+            "schedule",
             fix=f"meshes=[{{{axis!r}: 4, 'dp': 2}}], pipelines=[sf.schedules.gpipe(4, 8)]",
         )
     return {(a, x) for a in meshes for x in schedules if x.coordinates == sizes[a]}

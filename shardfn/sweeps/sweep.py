@@ -119,7 +119,7 @@ def sweep(
     if microbatches is not None and pipelines is not None:
         raise ShardError.of(
             f"{where}, microbatches",
-            "a schedule has its own number of microbatches",
+            "microbatches= and pipelines= are both given, but a schedule sets the microbatches",
             needed="either microbatches= or pipelines=",
             fix="pipelines=[sf.schedules.one_f_one_b(4, m) for m in (8, 16)]",
         )

@@ -26,8 +26,8 @@ MICROBATCHES, REMAT, SCHEDULE = "microbatches", "remat", "schedule"
 EXAMPLES = {
     MICROBATCHES: "def step(params, batch, *, microbatches): "
     "sf.accumulate(sf.value_and_grad(loss), microbatches)(params, batch)",
-    REMAT: "def step(params, batch, *, remat): "
-    "layer = sf.checkpoint(block, policy=remat), in the loss",
+    REMAT: "def step(params, batch, *, remat), whose loss calls "
+    "layer = sf.checkpoint(block, policy=remat)",
     SCHEDULE: "def step(params, batch, *, schedule): "
     "sf.pipelined_grad(loss, schedule.microbatches, schedule=schedule)(params, batch)",
 }

@@ -23,10 +23,11 @@ def mark_dynamic(
     for all sizes.
 
     A function that is called with x is captured with a symbol for the size of the marked dim, and
-    partitioned separately for each size of later calls. Calls with other sizes of the marked dim do
-    not run the Python code again, even with unmarked tensors. If a size breaks a condition in the
-    Python code, such as `if x.shape[0] > 4`, the function is captured again. The sizes 0 and 1 of
-    the marked dim are always captured separately.
+    partitioned separately for each size of later calls. Later calls with another size of the marked
+    dim do not run the Python code again. The tensors of later calls need not be marked with
+    `mark_dynamic`. If a size breaks a condition in the Python code, such as `if x.shape[0] > 4`,
+    the function is captured again. The sizes 0 and 1 of the marked dim are always captured
+    separately.
 
     Args:
         x: a tensor or a DTensor, of any shape. The mark belongs to the tensor object x, so tensors

@@ -294,7 +294,7 @@ def _refuse(module: Any) -> None:
         fix = "call functionalize(model) with the module; a function needs no functionalize"
         raise TreeError.of("functionalize", f"a {kind}", needed="an nn.Module", fix=fix)
     if isinstance(module, torch.jit.ScriptModule):
-        fix = "pass the Python module from which it was compiled"
+        fix = "pass the Python module from which the TorchScript module was compiled"
         raise TreeError.of(
             f"functionalize({kind})", "a TorchScript module", needed="a module in Python", fix=fix
         )

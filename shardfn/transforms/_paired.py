@@ -220,7 +220,7 @@ NEEDED = {
     "primals": ("tensors (a float must be a tensor)", "torch.tensor(x) for a float"),
     "numbers": (
         "tensors, numbers or None",
-        "compute values that are not tensors outside of the function",
+        "outside of the function, compute the values that are not tensors",
     ),
 }
 

@@ -324,8 +324,9 @@ def vmap(
         dim.
 
     Raises:
-        TreeError: when called, the batch dims of the arguments have different sizes, or the axes do
-            not fit the arguments. The message lists the sizes of all batch dims.
+        TreeError: in a call of the returned function, the batch dims of the arguments have
+            different sizes, or the axes do not fit the arguments. The message lists the sizes of
+            all batch dims.
 
     Source: jax.vmap.
 

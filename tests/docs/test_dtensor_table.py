@@ -188,7 +188,7 @@ TABLE: dict[str, Row] = {
     "`with mesh:`": Row(within, same(ROWS[0]), X),
     "`with loss_parallel():`": Row(lost, same(of_losses(ROWS[0])), of_losses(X)),
     "`dist.gather`": Row(barred, None),
-    "DTensors on a part": Row(on_parts, same(X)),
+    "DTensors on a submesh": Row(on_parts, same(X)),
 }
 OTHERS = {  # with arguments of their own, below
     "`torch.func.functional_call",

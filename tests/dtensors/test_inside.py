@@ -184,8 +184,8 @@ def test_a_gradient_that_torch_may_have_wrong_is_refused(answers: Any) -> None:
         text = found["unsaid"]
         assert text.startswith("DTensor.to_local: a value that is equal on all ranks of dp")
         assert (
-            "needed: to_local's grad_placements: equal gradients on all ranks, or terms of a sum"
-            in text
+            "needed: grad_placements of to_local, which say whether all ranks compute equal "
+            "gradients, or each rank computes one term of a sum" in text
         )
         assert "or [Partial()] to sum over ranks" in text
         assert "programs.py" in text
@@ -196,7 +196,7 @@ def test_parts_that_hold_other_values_are_refused_in_shard(answers: Any) -> None
     for found in ranks:
         names = "argument d", "closed-over other"
         for name, text in zip(names, found["of other parts"], strict=True):
-            refusal = f"{name}: the DTensor is on a part of the mesh"
+            refusal = f"{name}: the DTensor is on a submesh"
             assert (refusal in text) is (len(shape) > 1)
 
 

@@ -283,7 +283,8 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda mesh: sf.jit(
             lambda x: DTensor.from_local(x, mesh["dp"], [S]) + DTensor.from_local(x, mesh, [S, R])
         )(X),
-        """add: the op has DTensors as operands on the axes (dp) and (dp, tp)
+        """add: the operands of the op are DTensors on different meshes, with the axes (dp) and \
+(dp, tp)
   needed: one mesh
   try: DTensor.from_local(x.to_local(), mesh, placements), with one placement for \
 each axis of the mesh""",
@@ -329,7 +330,7 @@ def test_in_shard_dtensors_on_parts_are_global_tensors(axes: Any) -> None:
         with sf.use_mesh(mesh):
             total = sf.shard(fn, backend="aten")(args[0], w)
         assert_close(total.full_tensor(), fn(x, w))
-        with pytest.raises(sf.ShardError, match="a part of the mesh: the argument requires grad"):
+        with pytest.raises(sf.ShardError, match="a submesh: the argument requires grad"):
             sharded(args[0].requires_grad_(), w)
 
 

@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an exchange": (_exchanged, "the result differs between ranks, but is written"),
     "ranks of a part": (_of_other_values, "the tensor belongs to 2 ranks, but the world has 4"),
     "coalesced": (_coalesced, "the collective is called on a simulated tensor"),
-    "a list elsewhere": (_from_another, "the list is given on another rank"),
+    "a list elsewhere": (_from_another, "the list of tensors is passed only on another rank"),
 }
 
 

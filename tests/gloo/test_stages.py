@@ -210,6 +210,6 @@ def test_stages_of_a_part_of_a_mesh() -> None:
     for rank in run_ranks(4, on_part):
         assert torch.equal(rank["full"], X) and torch.equal(rank["double"], 2 * X)
         assert (
-            "the DTensor is on a part of the mesh, and rank 1 is on a part that holds"
+            "the DTensor is on a submesh, but rank 1 is on another submesh, which holds"
             in rank["error"]
         )

@@ -41,26 +41,28 @@ def f_b(*stages: int, microbatches: int = 1) -> Row:
 def test_a_missing_action_is_named_with_its_coordinate() -> None:
     table = [f_b(0, microbatches=2), f_b(1, microbatches=2)]
     table[1].remove(("F", 1, 1))
-    assert lines_of(table)[0] == "missing: coordinate 1 lacks F1.1 (stage 1, microbatch 1)"
+    assert (
+        lines_of(table)[0] == "missing: pipeline rank 1 does not run F1.1 (stage 1, microbatch 1)"
+    )
 
 
 def test_a_missing_backward_is_two_results() -> None:
     table = [f_b(0), [("F", 1, 0)]]
     first, second, *_ = lines_of(table)
-    assert first == "missing: coordinate 1 lacks B1.0 (stage 1, microbatch 0)"
-    assert second == "missing: coordinate 1 lacks W1.0 (stage 1, microbatch 0)"
+    assert first == "missing: pipeline rank 1 does not run B1.0 (stage 1, microbatch 0)"
+    assert second == "missing: pipeline rank 1 does not run W1.0 (stage 1, microbatch 0)"
 
 
 def test_a_stage_that_no_coordinate_has_is_missing() -> None:
     first, *_ = lines_of([f_b(0)], stages=2)
-    assert first == "missing: every coordinate lacks F1.0 (stage 1, microbatch 0)"
+    assert first == "missing: no pipeline rank runs F1.0 (stage 1, microbatch 0)"
 
 
 def test_a_doubled_action_is_named_with_both_places() -> None:
     table = [[*f_b(0), ("F", 0, 0)], f_b(1)]
     assert lines_of(table)[0] == (
-        "doubled: coordinate 0 has F0.0 (stage 0, microbatch 0) as action 2, after F0.0 as action "
-        "0 of coordinate 0"
+        "computed twice: pipeline rank 0 runs F0.0 (stage 0, microbatch 0) at position 2, but "
+        "pipeline rank 0 runs F0.0 at position 0"
     )
 
 
@@ -68,36 +70,40 @@ def test_bw_doubles_b_and_w() -> None:
     for kind in "BW":
         table = [[("F", 0, 0), ("BW", 0, 0), (kind, 0, 0)]]
         assert lines_of(table)[0].startswith(
-            f"doubled: coordinate 0 has {kind}0.0 (stage 0, microbatch 0) as action 2, after BW0.0"
+            f"computed twice: pipeline rank 0 runs {kind}0.0 (stage 0, microbatch 0) at position "
+            "2, but pipeline rank 0 runs BW0.0"
         )
 
 
 def test_a_stage_that_does_not_exist_is_unmatched() -> None:
     assert lines_of([f_b(0), f_b(1)], stages=1)[:2] == [
-        "unmatched: coordinate 1 has F1.0 (stage 1, microbatch 0), of 1 stages",
-        "unmatched: coordinate 1 has BW1.0 (stage 1, microbatch 0), of 1 stages",
+        "unknown stage: pipeline rank 1 runs F1.0 (stage 1, microbatch 0), but the pipeline has "
+        "only 1 stages",
+        "unknown stage: pipeline rank 1 runs BW1.0 (stage 1, microbatch 0), but the pipeline has "
+        "only 1 stages",
     ]
 
 
 def test_a_stage_on_two_coordinates_is_unmatched() -> None:
     table = [f_b(0), [*f_b(1), ("F", 0, 1), ("BW", 0, 1), ("F", 1, 1), ("BW", 1, 1)]]
     assert lines_of(table)[0] == (
-        "unmatched: coordinate 1 has F0.1 (stage 0, microbatch 1), but coordinate 0 has F0.0 "
-        "of the same stage"
+        "stage on two ranks: pipeline rank 1 runs F0.1 (stage 0, microbatch 1), but pipeline rank "
+        "0 runs F0.0 of the same stage"
     )
 
 
 def test_an_action_before_what_it_needs_is_early() -> None:
     backward_first = [[("BW", 0, 0), ("F", 0, 0)]]
     assert lines_of(backward_first)[0] == (
-        "early: coordinate 0 has BW0.0 (stage 0, microbatch 0) as action 0, before F0.0 as action 1"
+        "too early: pipeline rank 0 runs BW0.0 (stage 0, microbatch 0) at position 0, before it "
+        "runs F0.0 at position 1"
     )
     weights_first = [[("F", 0, 0), ("W", 0, 0), ("B", 0, 0)]]
-    assert lines_of(weights_first)[0].startswith("early: coordinate 0 has W0.0 (stage 0")
+    assert lines_of(weights_first)[0].startswith("too early: pipeline rank 0 runs W0.0 (stage 0")
     later_stage_first = [[("F", 1, 0), ("F", 0, 0), ("BW", 1, 0), ("BW", 0, 0)]]
-    assert lines_of(later_stage_first)[0].startswith("early: coordinate 0 has F1.0 (stage 1")
+    assert lines_of(later_stage_first)[0].startswith("too early: pipeline rank 0 runs F1.0 (stage")
     assert (
-        "needed: for each stage and microbatch one action F, and either actions B and W"
+        "needed: for each stage and microbatch, one pipeline rank runs an action F, and either"
         in lines_of(backward_first)[1]
     )
 
@@ -106,7 +112,7 @@ def test_all_problems_are_listed_at_once_up_to_eight() -> None:
     table = [[("BW", 0, 0), ("F", 0, 0), ("F", 0, 0)], f_b(1)[:1]]
     lines = lines_of(table)
     assert [line.split(":")[0] for line in lines] == [
-        *("doubled", "missing", "missing", "early", "needed", "try")
+        *("computed twice", "missing", "missing", "too early", "needed", "try")
     ]
     many = lines_of([f_b(0)], stages=9)
     assert many[8] == "and more" and len(many) == 11
@@ -121,10 +127,10 @@ def test_coordinates_that_wait_for_each_other_are_a_circle() -> None:
     lines = lines_of(table, on_the_way=9)
     assert lines[:3] == [
         "circular wait:",
-        "coordinate 0, action 1, BW0.1 (stage 0, microbatch 1), waits for the message of BW1.1, "
-        "action 3 of coordinate 1",
-        "coordinate 1, action 0, F1.0 (stage 1, microbatch 0), waits for the message of F0.0, "
-        "action 2 of coordinate 0",
+        "pipeline rank 0, at position 1, BW0.1 (stage 0, microbatch 1), waits for the message of "
+        "BW1.1, at position 3 of pipeline rank 1",
+        "pipeline rank 1, at position 0, F1.0 (stage 1, microbatch 0), waits for the message of "
+        "F0.0, at position 2 of pipeline rank 0",
     ]
     assert lines[3].startswith("try: swap two actions")
 
@@ -135,10 +141,10 @@ def test_messages_read_in_another_order_are_a_circle_if_there_is_room_for_one() 
         [("F", 1, 1), ("F", 1, 0), ("BW", 1, 0), ("BW", 1, 1)],
     ]
     assert lines_of(table)[1:3] == [
-        "coordinate 0, action 1, F0.1 (stage 0, microbatch 1), waits to send "
-        "to coordinate 1, which has 1 unread and reads the next message in F1.1, its action 0",
-        "coordinate 1, action 0, F1.1 (stage 1, microbatch 1), waits for the message of F0.1, "
-        "action 1 of coordinate 0",
+        "pipeline rank 0, at position 1, F0.1 (stage 0, microbatch 1), waits to send "
+        "to pipeline rank 1, which has 1 unread and reads the next message in F1.1, at position 0",
+        "pipeline rank 1, at position 0, F1.1 (stage 1, microbatch 1), waits for the message of "
+        "F0.1, at position 1 of pipeline rank 0",
     ]
     assert sf.Schedule("mine", table).check(on_the_way=2).alive == (2, 2)
 
@@ -154,8 +160,8 @@ def test_two_coordinates_that_wait_for_room_are_a_circle() -> None:
         table.append([*f[:ahead], *pairs, *b[len(f) - ahead :]])
     lines = lines_of(table)
     assert lines[0] == "circular wait:"
-    assert "waits to send to coordinate 1, which has 1 unread and reads" in lines[1]
-    assert "waits to send to coordinate 0, which has 1 unread and reads" in lines[2]
+    assert "waits to send to pipeline rank 1, which has 1 unread and reads" in lines[1]
+    assert "waits to send to pipeline rank 0, which has 1 unread and reads" in lines[2]
     assert sf.Schedule("mine", table).check(on_the_way=2).alive == (5, 3)
 
 
@@ -163,10 +169,12 @@ def test_memory_over_a_limit_names_the_action_that_exceeds_it() -> None:
     table = table_of(sf.schedules.gpipe(2, 3))
     lines = lines_of(table, alive=2)
     assert lines[0] == (
-        "memory: coordinate 0 keeps 3 activations at action 2, F0.2 (stage 0, microbatch 2)"
+        "too many activations: pipeline rank 0 keeps 3 activations when it runs F0.2 (stage 0, "
+        "microbatch 2) at position 2"
     )
-    assert lines[1].startswith("memory: coordinate 1 keeps 3 activations at action 2, F1.2")
-    assert lines[2] == "needed: at most 2 activations alive on each coordinate"
+    kept = "too many activations: pipeline rank 1 keeps 3 activations when it runs F1.2"
+    assert lines[1].startswith(kept)
+    assert lines[2] == "needed: at most 2 activations on each pipeline rank at any time"
     assert sf.Schedule("mine", table).check(alive=3).alive == (3, 3)
 
 

@@ -257,7 +257,7 @@ def test_a_backward_of_aux_or_gradients_of_a_pipeline_is_refused_by_name() -> No
         text = str(error.value)
         assert "result[1][1] depends on a result of pipelined_grad that is not its value" in text
         assert (
-            "try: call loss.backward() of pipelined_grad's value; or apply sf.grad inside the call"
+            "try: call backward() only on the loss value that pipelined_grad returns; or call"
             in text
         )
         with pytest.raises(sf.ShardError, match=r"result\[0\]\[1\]\['rows'\] depends on a result"):

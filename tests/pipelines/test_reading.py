@@ -79,7 +79,7 @@ def test_a_stage_prints_its_actions(sharded: Any) -> None:
     assert "F of stage 1(" in text
     assert "BW of stage 1(" in text
     assert "stage 0(" not in text
-    with pytest.raises(sf.ShardError, match="k is 2, but the axis has 2 coordinates"):
+    with pytest.raises(sf.ShardError, match="k is 2, but the axis has 2 ranks"):
         lowered.stage(2)
 
 

@@ -126,7 +126,10 @@ def test_stages_on_two_axes() -> None:
 @pytest.mark.parametrize(
     ("schedule", "problem"),
     [
-        (sf.schedules.one_f_one_b(4, 3), "the schedule has 4 coordinates, but the axis has 2"),
+        (
+            sf.schedules.one_f_one_b(4, 3),
+            "the schedule is for 4 pipeline ranks, but the axis has 2 ranks",
+        ),
         (sf.schedules.one_f_one_b(2, 5), "the schedule has 5 microbatches, but the call has 3"),
     ],
 )
@@ -136,7 +139,7 @@ def test_a_schedule_of_another_size(schedule: sf.Schedule, problem: str) -> None
 
 def test_a_chunk_that_the_schedule_does_not_have() -> None:
     text = refused([FIRST, sf.P(pp=sf.Stage(0, 1))], schedule="1f1b")
-    assert "the schedule has 1 stages on coordinate 0, but a parameter is on its stage 1" in text
+    assert "the schedule has 1 stages on pipeline rank 0, but a parameter is on stage 1" in text
 
 
 def with_aux(number: int) -> Callable[[Any], Any]:

@@ -28,7 +28,9 @@ def test_a_table_of_another_form_is_refused_by_place(case: str) -> None:
     table, said = WRONG[case]
     with pytest.raises(sf.ScheduleError, match=f"^Schedule, table: {said}") as error:
         sf.Schedule("mine", table)
-    assert "needed: one row a coordinate, each a sequence of (kind" in str(error.value)
+    assert "needed: a sequence of actions for each pipeline rank, each action a tuple (kind" in str(
+        error.value
+    )
 
 
 def test_all_wrong_actions_are_listed_at_once() -> None:
@@ -86,12 +88,12 @@ def test_the_order_of_stages_is_a_loop_a_v_or_another() -> None:
 def test_a_stage_on_two_coordinates_has_no_home() -> None:
     twice = sf.Schedule("mine", [ROWS[0], ROWS[0]])
     assert twice.order == "other"
-    with pytest.raises(sf.ScheduleError, match="mine: stage 0 is on coordinates 0, 1"):
+    with pytest.raises(sf.ScheduleError, match="mine: stage 0 is on pipeline ranks 0, 1"):
         twice.home(0)
 
 
 def test_a_stage_that_does_not_exist_has_no_home() -> None:
-    with pytest.raises(sf.ScheduleError, match=r"stage 7 is on no coordinate\n.*\n.* 0 to 1$"):
+    with pytest.raises(sf.ScheduleError, match=r"stage 7 is on no pipeline rank\n.*\n.* 0 to 1$"):
         sf.Schedule("mine", ROWS).home(7)
     with pytest.raises(sf.ShardError, match="^Schedule.home, stage: stage is -1"):
         sf.Schedule("mine", ROWS).home(-1)

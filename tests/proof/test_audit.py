@@ -96,9 +96,12 @@ def test_parts_of_other_sizes_are_a_mean_of_means() -> None:
         return train(DistributedDataParallel(model()), x.split(sizes)[r], y.split(sizes)[r])
 
     audit = sf.audit(step, single, X, Y, world=3)
-    assert causes(audit) == {"a mean of means: ranks of world need the weights 3, 3, 2"}
+    assert causes(audit) == {
+        "a mean of means: the losses of the ranks of world need the weights 3, 3, 2"
+    }
     assert audit.notes == (
-        "the loss of step 0 is a mean of means: ranks of world need the weights 3, 3, 2",
+        "the loss of step 0 is a mean of means: the losses of the ranks of world need the weights "
+        "3, 3, 2",
     )
 
 

@@ -311,8 +311,8 @@ def test_the_report_names_op_line_placements_ranks_and_elements() -> None:
     assert str(result) == "\n".join(
         [
             "compare(step), a: one device, b: (dp=2)",
-            f"  first: total at {line_of(step, 'here')}, forward: the result in b is not the "
-            "op's result for its inputs",
+            f"  first: total at {line_of(step, 'here')}, forward: in run b, the result is "
+            "not what the op computes from its inputs on one device",
             "    a: f32[2]",
             "    b: f32[2; max@dp]",
             "    2 of 2 elements; the largest at (1,): got 12.0, needed 16.0",
@@ -332,7 +332,7 @@ def test_it_raises_where_it_is_asked_to() -> None:
     with sf.rule(total, RULES["says replicated"][1]), pytest.raises(sf.DivergenceError) as caught:
         sf.compare(step, x, b=steps.over({"dp": 2}, BATCH), raises=True)
     assert caught.value.source == line_of(step, "raised")
-    assert "ranks of b have different replicas of the result" in str(caught.value)
+    assert "ranks of run b have different replicas of the result" in str(caught.value)
     assert sf.compare(step, x, b=steps.over({"dp": 2}, BATCH), raises=True)
 
 

@@ -248,7 +248,7 @@ def test_each_bad_input_is_named() -> None:
             call()
     with pytest.raises(sf.ShardError, match="watch: it raises ZeroDivisionError") as caught:
         run_of(watch=lambda rank, x: 1 / 0)
-    assert "on rank 0, of a f64[2, 2]" in str(caught.value)
+    assert "on rank 0, with a f64[2, 2]" in str(caught.value)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 

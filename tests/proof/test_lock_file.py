@@ -91,8 +91,8 @@ DAMAGED = {
         ),
         "the file has merge-conflict markers of version control",
     ),
-    "a list": ("[]", 'the file is not a lock: "format" is missing'),
-    "other JSON": ('{"a": 1}', 'the file is not a lock: "format" is missing'),
+    "a list": ("[]", 'the file is not a lock file of shardfn: "format" is missing'),
+    "other JSON": ('{"a": 1}', 'the file is not a lock file of shardfn: "format" is missing'),
     "deep JSON": ("[" * 10**5, "it cannot be read: the values are nested too deeply"),
     "text for a number": (
         '{"format": 1, "peak_bytes": {"step": "much"}}',

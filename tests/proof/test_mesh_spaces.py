@@ -134,7 +134,10 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
         ),
         (
             {"sizes": {"q": 3}},
-            ["meshes, sizes: sizes has the key 'q', which is not the name of a dim in shapes"],
+            [
+                "meshes, sizes: the argument sizes has the key 'q', but the argument shapes has no "
+                "dim of this name"
+            ],
         ),
         (
             {"sizes": {"b": "7..0"}},
@@ -148,7 +151,10 @@ def test_an_index_of_an_empty_dim_is_not_drawn() -> None:
         ({"below": 0.5}, ["meshes, below: below of x is 0.5", "needed: an int of 1 or more"]),
         (
             {"below": "q"},
-            ["below of x is 'q', which is not the name of a dim in shapes", "try: one of b, d"],
+            [
+                "the argument below has 'q' for x, but the argument shapes has no dim of this name",
+                "try: one of b, d",
+            ],
         ),
         ({"examples": 0}, ["meshes, examples: examples is 0, a int"]),
         ({"seed": -1}, ["meshes, seed: seed is -1, a int"]),

@@ -164,7 +164,9 @@ def test_the_note_counts_and_tells_how_to_run_it() -> None:
     head, counts, how = summary.splitlines()
     assert head.startswith("meshes: mean_of_means fails on mesh (dp=2), ")
     assert "failures; " in counts and counts.endswith("examples passed")
-    assert how == "  python program.py of these lines fails in the same way:"
+    assert how == (
+        "  these lines, saved as program.py, fail in the same way with python program.py:"
+    )
     assert program.splitlines()[-1] == "    mean_of_means(mesh=mesh, x=x, w=w)"
 
 

@@ -27,7 +27,7 @@ def found(alone: float, ranks: Sequence[tuple[float, float | None]], rows: int =
 def test_the_weights_that_make_the_loss_are_named() -> None:
     assert (
         found(1.75, [(1.0, 2.0), (2.0, 6.0)])
-        == "a mean of means: ranks of dp need the weights 1, 3"
+        == "a mean of means: the losses of the ranks of dp need the weights 1, 3"
     )
 
 

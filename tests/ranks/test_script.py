@@ -130,7 +130,7 @@ def test_another_script_may_be_the_single_device_step(train: str, tmp_path: Path
         ("import multiprocessing as m\nm.Process(target=print).start()", "starts a process"),
         (
             "import shardfn as sf\nsf.make_mesh((2,), ('dp',))",
-            "joins the ranks of shardfn by sf.make_mesh",
+            "calls sf.make_mesh, which sets up a process group of torch.distributed",
         ),
         ("import subprocess\nsubprocess.run(['true'])", "starts a subprocess"),
         ("import torch\ntorch.ones(2).to('cuda')", "uses a GPU"),

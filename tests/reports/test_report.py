@@ -193,7 +193,7 @@ def test_a_pipeline_has_a_lane_for_each_coordinate(tmp_path: Path) -> None:
     assert sum(page.summary.parts.values()) == pytest.approx(time.total)
     assert page.summary.collectives == len(low.collectives)
     assert (
-        "More microbatches, or several stages per coordinate, shorten" in page.summary.first
+        "More microbatches, or several stages per pipeline rank, shorten" in page.summary.first
         and not page.suggestions
     )
     # 1F1B: the first coordinate has the most microbatches under way

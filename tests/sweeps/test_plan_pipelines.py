@@ -203,13 +203,13 @@ also takes schedule= "
     ),
     "no axis": (
         lambda: found_for(OF_TWO, axis_names=("stage",)),
-        "plan(step), pipelines: (stage=2) has no axis 'pp'\n  gpipe has 2 coordinates, but no "
-        "mesh has pp=2",
+        "plan(step), pipelines: (stage=2) has no axis 'pp'\n  gpipe is for 2 pipeline ranks, "
+        "but no mesh has pp=2",
     ),
     "coordinates": (
         lambda: found_for(OF_TWO, meshes=[(2,), (3,)]),
-        "plan(step), pipelines: (pp=3): no schedule has 3 coordinates\n  needed: for each "
-        "schedule a mesh whose axis 'pp' has the schedule's number of coordinates",
+        "plan(step), pipelines: (pp=3): no schedule is for 3 pipeline ranks\n  needed: for "
+        "each schedule, a mesh whose axis 'pp' has as many ranks as the schedule",
     ),
     "no stages": (
         lambda: found_for(OF_TWO, in_placements=P()),
@@ -235,7 +235,7 @@ also takes schedule= "
     ),
     "other stages": (
         lambda: found_for([sf.schedules.gpipe(2, 4)], in_placements=_on_four),
-        "the schedule has 1 stages on coordinate 0, but a parameter is on its stage 1",
+        "the schedule has 1 stages on pipeline rank 0, but a parameter is on stage 1 of this rank",
     ),
 }
 

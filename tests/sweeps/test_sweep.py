@@ -424,7 +424,7 @@ takes remat= and "
     ),
     "a schedule and microbatches": (
         lambda: sf.sweep(step, *FULL, meshes=ONE, pipelines=OF_TWO, microbatches=[1]),
-        "sweep(step), microbatches: a schedule has its own number of microbatches",
+        "sweep(step), microbatches: microbatches= and pipelines= are both given",
     ),
     "no axis for the schedule": (
         lambda: sf.sweep(by_schedule, PARAMS, X, meshes=ONE, pipelines=OF_TWO, remat=REMAT),

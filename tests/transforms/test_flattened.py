@@ -334,8 +334,8 @@ def test_s3_1_on_real_ranks() -> None:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "made of what a derivative follows": (
         lambda: sf.grad(lambda x: Pair(x, x * 2).sum().a)(A),
-        """grad(<lambda>): the function makes a Pair of tensors to which a derivative \
-or vmap applies
+        """grad(<lambda>): the function makes a Pair from tensors that are \
+differentiated or mapped by vmap
   needed: one pure graph of tensor ops
   try: pass the Pair as an argument; or use its inner tensors directly""",
     ),
@@ -353,19 +353,20 @@ body""",
     ),
     "one followed, one not": (
         lambda: sf.grad(lambda x: sf.map(lambda r: r * ROW, x).sum())(Pair(A, B)),
-        """scan: in the loop or branch a derivative or vmap applies to one Pair, but not to another
+        """scan: inside the loop or branch, one Pair is differentiated or mapped by vmap, but \
+another Pair is not
   try: pass the subclass's inner tensors as plain tensors, and build the subclass inside the \
 body""",
     ),
     "rows that the class does not keep": (
         lambda: staged(lambda q: sf.map(lambda r: r * 2, q))(Q),
-        """scan: the rows of a Quantized differ from the rows of its inner tensors
+        """scan: a row of a Quantized does not consist of the rows of its inner tensors
   try: pass the subclass's inner tensors as plain tensors, and build the subclass inside the \
 body""",
     ),
     "results that cannot be stacked": (
         lambda: staged(lambda x: sf.map(lambda r: Q, x))(A),
-        """scan: the rows of a Quantized differ from the rows of its inner tensors
+        """scan: a row of a Quantized does not consist of the rows of its inner tensors
   try: pass the subclass's inner tensors as plain tensors, and build the subclass inside the \
 body""",
     ),

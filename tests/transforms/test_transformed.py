@@ -298,8 +298,8 @@ def test_a_self_that_is_no_tree_is_refused_by_name() -> None:
     with pytest.raises(sf.TreeError) as caught:
         Plain(3.0).of_x(X)
     fix = (
-        "transform the bound method, which shardfn reads at capture; or use static_argnums=0 "
-        "of jit or shard; or make Plain a NamedTuple"
+        "transform the bound method: at capture, shardfn then reads the object of the method; or "
+        "use static_argnums=0 of jit or shard; or make Plain a NamedTuple"
     )
     assert HERE.sub("HERE", str(caught.value)) == "\n".join([
         "grad(of_x), argument self: a Plain",

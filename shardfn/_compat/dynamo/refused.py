@@ -25,9 +25,9 @@ MAKES_DTENSOR = "the function makes a DTensor or reads its local tensor"
 
 FOREIGN = "the function closes over a tensor of class"
 
-FOLLOWED = "the function asks a differentiated or mapped tensor of class"
+FOLLOWED = "the function reads an attribute of a differentiated or mapped tensor of class"
 
-MADE_OF_FOLLOWED = "the function makes, from differentiated or mapped tensors, one of class"
+MADE_OF_FOLLOWED = "the function makes, from differentiated or mapped tensors, a tensor of class"
 
 MADE = "makes a tensor of class"
 
@@ -104,7 +104,7 @@ def _followed(fake: Any, name: Any) -> str | None:
         return None
     inner = unwrapped(fake)
     is_held = holds_tensors(inner) and name in opened(inner)[1].names
-    return f"{FOLLOWED} {class_name(inner)} for its .{name};" if is_held else None
+    return f"{FOLLOWED} {class_name(inner)}: .{name};" if is_held else None
 
 
 def refuse(text: str | None) -> None:
@@ -153,7 +153,7 @@ def refuse_class_of_followed(node: Any, classes: tuple[Any, ...]) -> None:
     if not is_wrapped(fake) or not holds_tensors(inner := unwrapped(fake)):
         return
     if any(isinstance(inner, c) is not isinstance(fake, c) for c in classes):
-        refuse(f"{FOLLOWED} {class_name(inner)} for its .__class__;")
+        refuse(f"{FOLLOWED} {class_name(inner)}: .__class__;")
 
 
 def refuse_call(called: Any, args: Any, kwargs: Any) -> None:

@@ -211,7 +211,7 @@ class Sizes(NamedTuple):
                 if _at(expr, values) != sizes[dim]:
                     return f"{names[number]}.shape[{dim}] == {expr}"
             if any(_at(e, values) != n for e, n in zip(stride, strides, strict=True)):
-                return f"the strides of {names[number]} in another order"
+                return f"the strides of {names[number]} in the same order as in the captured call"
         return None
 
     def constants(self) -> dict[tuple[int, int], tuple[int, str | None]]:

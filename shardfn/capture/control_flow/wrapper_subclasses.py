@@ -85,7 +85,7 @@ def _spec_of_row(name: str, x: torch.Tensor, row: torch.Tensor) -> _compat.Shell
             return spec
     kind = type(x if _compat.holds_tensors(x) else row).__name__
     raise CaptureError.of(
-        name, f"the rows of a {kind} differ from the rows of its inner tensors", fix=FIX
+        name, f"a row of a {kind} does not consist of the rows of its inner tensors", fix=FIX
     )
 
 
@@ -177,6 +177,7 @@ def refuse_partly_followed(name: str, xs: Iterable[torch.Tensor]) -> None:
         kind = _compat.class_name(followed[0])
         raise CaptureError.of(
             name,
-            f"in the loop or branch a derivative or vmap applies to one {kind}, but not to another",
+            f"inside the loop or branch, one {kind} is differentiated or mapped by vmap, but "
+            f"another {kind} is not",
             fix=FIX,
         )

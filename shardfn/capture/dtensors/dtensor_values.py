@@ -35,7 +35,7 @@ Outer = Mapping[torch.fx.Node, torch.fx.Node]
 APART = (*placement.PLACING_CALLS, placement.forget_dtensor)
 PLACING = ("redistribute", "full_tensor")
 HOOKED = "register_hook"  # of a value, which it stands for, and the body of a hook
-FIX = "call x.redistribute(mesh, placements) before this op, which sets the placements of x"
+FIX = "call x.redistribute(mesh, placements) before this op: redistribute sets the placements of x"
 
 
 class DTensors:

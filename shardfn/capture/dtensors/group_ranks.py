@@ -53,7 +53,7 @@ def ordered_axes(what: str, group: Any) -> tuple[str, ...]:
         names = ", ".join(axes)
         raise CaptureError.of(
             what,
-            f"the ranks of {axes_of(mesh)} over {names} are not in ascending order",
+            f"the ranks of the mesh {axes_of(mesh)} along {names} are not in ascending order",
             needed="a group whose ranks have the order of the mesh",
             fix=f"use the collectives by axis name, such as sf.all_gather(x, {axes[0]!r})",
         )
@@ -163,7 +163,7 @@ def name_of_ranks(tag: str, *ranks: Any) -> str:
         if sorted(map(id, noted)) == numbers and _compat.group_tag(group) == tag:
             return group.group_name
     if any(isinstance(x, torch.Tensor) for x in ranks):
-        got = "the ranks are tensors that do not match a group with this tag"
+        got = "the given ranks are tensors, but not those of a process group with the given tag"
         raise CaptureError.of(what, got, needed=OF_GROUP, fix=NAME)
     name = _compat.name_of_group(ranks, tag)
     if name is None:

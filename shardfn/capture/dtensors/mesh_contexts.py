@@ -84,7 +84,8 @@ def refuse_sharded(dims: tuple[int | None, ...], ndim: int) -> None:
         raise PlacementError.of(
             "loss_parallel",
             f"the labels are a plain tensor, but the logits are sharded on dim {others[0]}",
-            needed="labels with the placements of the logits, without the dim of classes",
+            needed="labels as a DTensor that is sharded as the logits are, but replicated over "
+            "the mesh axes that shard the dim of classes",
             fix="DTensor.from_local(target, mesh, placements), or distribute_tensor",
             dim=others[0],
         )

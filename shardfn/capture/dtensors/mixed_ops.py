@@ -75,10 +75,13 @@ def refuse_mixed(
         f"{placed}.to_local()"
     )
     if any(_is_of_shard_map(x) for x, kind in kinds.items() if not kind):
-        names.append("the plain operand is a result of shard_map, a global tensor")
+        names.append(
+            "the operand that is not a DTensor is a result of shard_map, which is a global tensor"
+        )
         fix = (
-            f"pass {placed} as an argument of the function and of shard_map, and read it in "
-            "the body of shard_map: outside of shard_map both operands are then global tensors"
+            f"pass {placed} as an argument of the function and of shard_map. The body of "
+            "shard_map then reads its own argument, and the op outside of shard_map has two "
+            "global tensors as operands"
         )
     raise CaptureError.of(
         name_of(node), "the op has a DTensor and a plain tensor as operands", *names, fix=fix
@@ -113,7 +116,7 @@ def refuse_two_meshes(
         names = " and ".join(f"({', '.join(axes)})" for axes in dict.fromkeys(meshes))
         raise CaptureError.of(
             name_of(node),
-            f"the op has DTensors as operands on the axes {names}",
+            f"the operands of the op are DTensors on different meshes, with the axes {names}",
             needed="one mesh",
             fix="DTensor.from_local(x.to_local(), mesh, placements), with one placement for each "
             "axis of the mesh",
@@ -210,8 +213,8 @@ def of_control_flow(node: torch.fx.Node) -> list[torch.fx.Node] | None:
 def _part_error(node: torch.fx.Node, axes: list[str]) -> CaptureError:
     over = ", ".join(axes)
     return CaptureError.of(
-        "a DTensor on a part of the mesh",
-        f"the result differs over {over}, an axis that its mesh does not have",
+        "a DTensor on a submesh",
+        f"the result differs between ranks of {over}, an axis that the submesh does not have",
         needed="a placement for each axis of the mesh",
         fix="DTensor.from_local(x.to_local(), mesh, placements) on the whole mesh",
         source=_line_of(node),
@@ -220,10 +223,10 @@ def _part_error(node: torch.fx.Node, axes: list[str]) -> CaptureError:
 
 def _varying_error(node: torch.fx.Node, axes: list[str]) -> CaptureError:
     name = "a DTensor" if node.target in ANNOTATIONS else name_of(node)
-    got = "the op combines a DTensor with a number or a condition that differs"
+    got = "the op combines a DTensor with a number or a condition that differs between ranks"
     return CaptureError.of(
         name,
-        f"{got} over {', '.join(axes)}",
+        f"{got} of {', '.join(axes)}",
         fix=(
             "make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each "
             "rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)"

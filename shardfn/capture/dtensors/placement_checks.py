@@ -188,7 +188,7 @@ def refuse_uneven_part(where: str, path: str, x: Any) -> None:
     part = axes_of(x.device_mesh)
     raise PlacementError.of(
         where,
-        f"a DTensor on a part of the mesh, {part}, has shards of different sizes",
+        f"a DTensor on the submesh {part} has shards of different sizes",
         fix="use a DTensor on the whole mesh, or a size divisible by the axis size",
         arg_path=path,
         dim=dim,
@@ -219,7 +219,7 @@ def _refuse_stranger(what: str, mesh: Any) -> None:
             f"the mesh used here is {axes_of(mesh)}, but the surrounding code uses "
             f"{axes_of(around)}",
             needed="one mesh",
-            fix="use the same mesh, or a part of that mesh: mesh['axis']",
+            fix="use the same mesh, or a submesh of that mesh: mesh['axis']",
             mesh=around,
         )
 

@@ -15,8 +15,9 @@ STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
 
 PACKED = (
     "the size of a packed sequence depends on values, the lengths",
-    "pass lengths.tolist(), made outside of the function; or use the padded batch: y, _ = rnn(x), "
-    "torch.where(mask, y, 0), y[torch.arange(n), lengths - 1]",
+    "pass lengths.tolist(), made outside of the function; or run the RNN on the padded batch, "
+    "y, _ = rnn(x), and then mask the outputs, torch.where(mask, y, 0), or read the last ones, "
+    "y[torch.arange(n), lengths - 1]",
 )
 # Files of torch whose code reads values, and what it reads them for.
 DRAWN = "draw the sample outside of the function, and pass it as an argument"

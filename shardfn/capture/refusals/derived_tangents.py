@@ -71,7 +71,10 @@ def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     elif row.third:
         if modes.count("jvp") < 2 or len(modes) < 3:
             return
-        got = f"a third derivative is taken, twice in forward mode, and {row.why}"
+        got = (
+            "the call takes a third derivative, with two of the three derivatives in forward "
+            f"mode, and {row.why}"
+        )
         fix = "use forward mode for at most one of the derivatives"
     elif "jvp" in modes[:-1]:
         got, fix = f"the call takes a derivative of the op's tangent, and {row.why}", FIX

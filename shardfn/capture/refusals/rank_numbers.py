@@ -11,7 +11,7 @@ from ...tracebacks import has_our_note
 from ..shard_map.axis_names import Scope, current_scope
 from . import data_dependent
 
-SHARED = "a tensor here, since ranks share one program"
+SHARED = "the number of a rank is a tensor inside the function, since ranks share one program"
 PART = (
     "for this rank's part of x use distribute_tensor(x, mesh, [Shard(0)]).to_local(), or "
     "x.index_select(0, rank * n + torch.arange(n))"
@@ -61,7 +61,7 @@ def noting_rank_calls(scope: Scope) -> Iterator[None]:
     except Exception as error:
         if scope.rank_calls and not has_our_note(error):
             calls = ", ".join(dict.fromkeys(scope.rank_calls))
-            error.add_note(f"the number of a rank is {SHARED}: {calls}")
+            error.add_note(f"{SHARED}; calls that return the number of a rank: {calls}")
         raise
 
 

@@ -118,15 +118,15 @@ CAUSES = (
     ),
     (
         _compat.READS_FLAG,
-        "the function reads requires_grad of a computed tensor, in inference mode or after "
-        "ops that cannot run twice",
+        "the function reads requires_grad of a computed tensor, but shardfn does not know this "
+        "flag in inference mode, or after ops that cannot run a second time",
         "read x.requires_grad of an argument; use torch.no_grad() in place of "
         "torch.inference_mode()",
     ),
     (
         _compat.READS_VERSION,
         "the function reads ._version of a tensor, its number of in-place writes",
-        "count the writes in the function itself",
+        "let the code of the function count its in-place writes to the tensor",
     ),
     (
         _compat.READS_CONTEXT,
@@ -356,14 +356,15 @@ def _of_foreign_classes(text: str) -> tuple[str, str] | None:
         return f"the function closes over a {match[1]}", tensor_subclasses.PLAIN
     if match := re.search(_compat.MADE + r" (\w+);", text):
         return f"the function makes a {match[1]}", tensor_subclasses.PLAIN
-    if match := re.search(_compat.FOLLOWED + r" (\w+) for its (\.\w+);", text):
+    if match := re.search(_compat.FOLLOWED + r" (\w+): (\.\w+);", text):
         fix = f"read {match[2]} outside of the transform, and pass it as an argument"
         got = f"a derivative or vmap applies to a {match[1]}, and the function reads its {match[2]}"
         return got, fix
     if match := re.search(_compat.MADE_OF_FOLLOWED + r" (\w+);", text):
         fix = f"pass the {match[1]} as an argument; or use its inner tensors directly"
         return (
-            f"the function makes a {match[1]} of tensors to which a derivative or vmap applies",
+            f"the function makes a {match[1]} from tensors that are differentiated or mapped by "
+            "vmap",
             fix,
         )
     if match := re.search(_compat.COMMUNICATES + r" (\w+);", text):

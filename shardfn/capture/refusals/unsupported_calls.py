@@ -178,8 +178,8 @@ MODULE_IN_SHARD = (
 )
 PULLBACK = (
     "the function calls a pullback of torch.func.vjp that was made outside of the function",
-    "sf.vjp, whose pullbacks can be called inside and outside; or torch.func.vjp inside the "
-    "function",
+    "sf.vjp, whose pullbacks can be called inside and outside of the captured function; or "
+    "torch.func.vjp inside the function",
 )
 # (folder or file, name of a function) -> the problem, what to write instead.
 TORCH: dict[str, tuple[str, str]] = {

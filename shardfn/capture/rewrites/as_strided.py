@@ -183,9 +183,15 @@ def _wrong(place: Place, inside: bool) -> str | None:
     if is_placed and (
         place.is_given or viewed(before) or before.meta["val"].stride() != value.stride()
     ):
-        return "the view reads the memory of a value through a sharding constraint or a name"
+        return (
+            "the view reads the memory of a value to which sf.constrain or sf.checkpoint_name "
+            "was applied"
+        )
     if inside and place.owner.op == "placeholder":
-        return "in a loop or branch the view reads the memory of a value from outside"
+        return (
+            "the view is inside a loop or branch, but reads the memory of a value from outside of "
+            "the loop or branch"
+        )
     if (asked.dtype, asked.device) != (value.dtype, value.device):
         return f"the view reads memory of {value.dtype} as {asked.dtype}"
     if value.storage_offset() or not _is_dense(value):

@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "redistribute": (
         "constrain",
         "the constrained value is a sparse tensor",
-        "place the stored elements of the argument by in_placements",
+        "in in_placements, place the stored elements of the sparse argument",
     ),
     "mark_entering": ("a loop", "the loop's carry holds a sparse tensor", "close over it"),
 }

@@ -42,7 +42,7 @@ def refuse_overwritten(graph: torch.fx.Graph, flat: Callable[[Any], Axes]) -> No
                 "shard_map",
                 "a value that is equal on all ranks overwrites a tensor that differs between "
                 "ranks, and a gradient reads the tensor",
-                needed="the value itself, without an in-place write",
+                needed="code that uses the equal value itself, without writing it over the tensor",
                 fix="y = sf.psum(y, axis) in place of the write; or dist.all_reduce(y) of a "
                 "tensor without views",
                 source=sources.user_line(write),

@@ -124,9 +124,7 @@ class Clock:
                 if next(playing, "done") == "done":
                     del waiting[k]
                     mail.progress += 1
-            assert mail.progress != before, (
-                "the coordinates of the pipeline wait for each other for ever"
-            )
+            assert mail.progress != before, "the pipeline ranks wait for each other for ever"
         last = max(rank.now for rank in ranks)
         for rank in ranks:
             rank.wait_for_stages(last, "the last coordinate", NOWHERE)
@@ -315,7 +313,7 @@ class Rank:
         """Run a body while collectives from outside of it are under way."""
         outer, self.record = self.record, Record(self.now)
         for _ in self.play(graph, None):
-            raise AssertionError("a loop body waits for no other pipeline stage")
+            raise AssertionError("a loop body must not wait for another pipeline stage")
         run, self.record = self.finish(), outer
         return run
 

@@ -46,7 +46,8 @@ def asked_rows(
     others = [x for x in by_way if x not in (None, way) and (x != ULYSSES or few % n == 0)]
     raise PlacementError.of(
         f"{name}, attention",
-        f"attention over {axes.names[axis]!r} must be {way!r}, but {_described(call)} cannot",
+        f"attention over {axes.names[axis]!r} must be computed by {way!r}, which is not possible "
+        f"for {_described(call)}",
         needed=f"a number of key heads that is divisible by {n}, the number of ranks"
         if way == ULYSSES
         else (

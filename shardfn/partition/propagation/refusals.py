@@ -119,7 +119,7 @@ def partial_is_reduced(node: torch.fx.Node, axes: Sequence[str], kind: str) -> P
     return PlacementError.of(
         "DTensor.to_local",
         got,
-        needed="a DTensor whose sum no other op needs",
+        needed="a Partial DTensor whose reduced value no other op needs",
         fix="call x.redistribute(mesh, placements) with Replicate() or Shard(dim) first",
         **origin_of(node),
     )

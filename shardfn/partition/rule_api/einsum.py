@@ -126,13 +126,15 @@ def parsed(text: str, whole: tuple[str, ...]) -> Factors:
             [f"{said}: ... stands for leading dims and must come first"] if REST in row[1:] else []
         )
     wrong += [
-        f"the name {f} of the result is in no input"
+        f"the dim name {f} is in a result of the rule, but in none of its inputs"
         for row in outs
         for f in row
         if f not in known and f != ONE
     ]
     wrong += [
-        f"need_whole names {f}, which is not a name of the rule" for f in whole if f not in known
+        f"need_whole names {f}, which is not a dim name in the rule"
+        for f in whole
+        if f not in known
     ]
     if wrong:
         raise ValueError(*dict.fromkeys(wrong))

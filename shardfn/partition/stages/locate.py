@@ -54,8 +54,8 @@ def stage_axis(
     if STAGE_AXIS in named and axes.names and not found:
         if len(axes.names) > 1:
             got = (
-                "the function constrains a value to an sf.Stage, but no parameter is on a stage "
-                "of a named axis"
+                "the function constrains a value to an sf.Stage, but no parameter is on a stage, "
+                "so the mesh axis of the stages is unknown"
             )
             fix = f"P({axes.names[-1]}=...), which names the axis"
             raise PlacementError.of(f"{program.name}, placements", got, fix=fix)
@@ -402,7 +402,8 @@ class _Locate:
         wrong = []
         if schedule.coordinates != self.size:
             wrong.append(
-                f"the schedule has {schedule.coordinates} coordinates, but the axis has {self.size}"
+                f"the schedule is for {schedule.coordinates} pipeline ranks, but the axis has "
+                f"{self.size} ranks"
             )
         if schedule.microbatches != scan.length:
             wrong.append(
@@ -454,9 +455,9 @@ def _stage_number(name: str, schedule: Schedule, at: AtStage) -> int:
         return own[at.chunk]
     raise ScheduleError.of(
         f"{name}, schedule {schedule.name!r}",
-        f"the schedule has {len(own)} stages on coordinate {at.coordinate}, but a parameter is "
-        f"on its stage {at.chunk}",
-        fix='schedule="interleaved", which accepts any number of stages per coordinate',
+        f"the schedule has {len(own)} stages on pipeline rank {at.coordinate}, but a parameter is "
+        f"on stage {at.chunk} of this rank",
+        fix='schedule="interleaved", which accepts any number of stages per pipeline rank',
     )
 
 

@@ -253,8 +253,9 @@ class Comparison:
         if any(each.is_flattened for each in self.ranks):
             raise TreeError.of(
                 self.name,
-                "FullyShardedDataParallel flattens parameters, so a rank holds no part along a dim",
-                needed="parameters, or parts of them along a dim",
+                "FullyShardedDataParallel flattens parameters, so the part of a parameter on a "
+                "rank is not a slice of the parameter along a dim",
+                needed="whole parameters on each rank, or slices of parameters along a dim",
                 fix="use fully_shard or DistributedDataParallel, not FullyShardedDataParallel",
             )
         counts = {len(self.alone.steps), *(len(each.steps) for each in self.ranks)}

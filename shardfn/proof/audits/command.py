@@ -25,7 +25,9 @@ def main(argv: Sequence[str]) -> int:
         "--mesh", type=sizes, help="names and sizes of mesh axes, such as dp=4,tp=2"
     )
     parser.add_argument(
-        "--single", help="a script for one device (default: the script itself, on one rank)"
+        "--single",
+        help="a script whose run on one device is compared with the ranks (default: the audited "
+        "script, on one rank)",
     )
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps (default: 3)")
     own = argv[: argv.index("--")] if "--" in argv else argv

@@ -52,7 +52,8 @@ def mean_of_means(
                 apart = [abs(x * scale - wanted) for x in means]
                 if apart[0] <= bound and apart[1] > 4 * max(bound, apart[0]):
                     return (
-                        f"a mean of means: ranks of {axis.name} need the weights {written(known)}"
+                        f"a mean of means: the losses of the ranks of {axis.name} need the weights "
+                        f"{written(known)}"
                     )
     return None
 

@@ -34,10 +34,10 @@ from .values_of_ranks import GlobalValue, Values
 Node = torch.fx.Node
 SHOWN = 12  # rows of a printed comparison
 KINDS = {
-    "op": "the result in {} is not the op's result for its inputs",
-    "replicas": "ranks of {} have different replicas of the result",
-    "redistribute": "a redistribution in {} changes the value",
-    "argument": "ranks of {} start with different replicas of the argument",
+    "op": "in run {}, the result is not what the op computes from its inputs on one device",
+    "replicas": "ranks of run {} have different replicas of the result",
+    "redistribute": "a redistribution in run {} changes the value",
+    "argument": "ranks of run {} start with different replicas of the argument",
     "program": "a and b compute different results from the same inputs",
 }
 
@@ -50,8 +50,10 @@ class ComparedValue:
         op: the name of the op, as in a printed program.
         line: the user's source line as `file:line`, or None.
         phase: "forward" or "backward".
-        a: the dtype, shape and placements of the value on side a, or "" if side a lacks the value.
-        b: the dtype, shape and placements of the value on side b, or "".
+        a: the dtype, shape and placements of the value in run a, or "" if run a does not compute
+            the value.
+        b: the dtype, shape and placements of the value in run b, or "" if run b does not compute
+            the value.
         difference: the largest absolute difference of an element, or None if the values cannot be
             compared.
         relative: the largest difference of an element, divided by the largest element.
@@ -77,8 +79,8 @@ class ComparedValue:
 
 @attrs.frozen
 class OpDifference:
-    """An op whose results differ by more than rounding between the two sides, although its inputs
-    agree.
+    """An op whose results differ by more than rounding between the two compared runs, although its
+    inputs agree.
 
     Args:
         op: the name of the op, as in a printed program.
@@ -86,15 +88,18 @@ class OpDifference:
         phase: "forward" or "backward".
         kind: the kind of difference: "op", "replicas", "redistribute", "argument", or, if the two
             programs differ, "program".
-        side: the side with the wrong value, "a" or "b", or "both" if the two programs differ.
-        a: the dtype, shape and placements of the result on side a, or "" if side a lacks the op.
-        b: the dtype, shape and placements of the result on side b, or "".
-        ranks: the ranks of the wrong side that hold differing elements or replicas.
+        side: the run with the wrong value, "a" or "b", or "both" if the two programs differ.
+        a: the dtype, shape and placements of the result in run a, or "" if run a does not contain
+            the op.
+        b: the dtype, shape and placements of the result in run b, or "" if run b does not contain
+            the op.
+        ranks: the ranks of the run with the wrong value that hold differing elements or replicas.
         count: the number of elements that differ.
         total: the number of elements of the result.
         index: the index of the element that differs most, or None if only replicas differ.
-        got: the element at `index` on the wrong side, or on side b if the programs differ.
-        wanted: the correct element at `index`, or the element on side a if the programs differ.
+        got: the element at `index` in the run with the wrong value, or in run b if the programs
+            differ.
+        wanted: the correct element at `index`, or the element in run a if the programs differ.
         how: the placements before and after a wrong redistribution.
     """
 
@@ -136,12 +141,12 @@ class Comparison:
 
     Args:
         name: the name of the step.
-        a: a text that describes the first side.
-        b: a text that describes the second side.
+        a: a text that describes the first of the two compared runs.
+        b: a text that describes the second of the two compared runs.
         rows: one row for each compared value, in program order.
         differences: the ops that differ by more than rounding, in program order.
-        only_a: the ops that only the program of side a contains.
-        only_b: the ops that only the program of side b contains.
+        only_a: the ops that only the program of run a contains.
+        only_b: the ops that only the program of run b contains.
     """
 
     name: str
@@ -218,26 +223,30 @@ def compare(
     inputs of an op, does not count as a difference of the op.
 
     Args:
-        step: a pure function of pytrees, or a function under `shard`, whose options then apply to
-            the second side of the comparison. To compare two earlier runs, pass the paths of two
-            digest files instead of a step. A run writes a digest file if the environment variable
-            SHARDFN_DIGESTS is set.
+        step: a pure function of pytrees, or a function under `shard`. If step is under `shard` and
+            neither `a` nor `b` is given, one device is compared with the mesh and the options of
+            that `shard`. To compare two earlier runs, pass the paths of two digest files instead of
+            a step. A run writes a digest file if the environment variable SHARDFN_DIGESTS is set.
         args: the arguments of the step: ordinary tensors with global values, or DTensors.
-        a: a dict with the options of the first side of the comparison, or None to run the first
-            side on one device. The options of each side are `mesh` (a DeviceMesh, or a dict of axis
+        a: a dict with the options of the first of the two compared runs, or None for a run on one
+            device. The dicts `a` and `b` can have the keys `mesh` (a DeviceMesh, or a dict of axis
             names and sizes), `in_placements` and other options of `shard`, `dtype` for
-            floating-point arguments, and `fn` for another version of the step.
-        b: a dict with the options of the second side of the comparison, as for `a`.
+            floating-point arguments, and `fn` for another version of the step. If the dict `a` or
+            `b` has no key `mesh`, and step is under `shard`, the mesh and the options of that
+            `shard` are the defaults.
+        b: a dict with the options of the second of the two compared runs, or None for a run on one
+            device. The dict `b` can have the same keys as the dict `a`.
         raises: whether `compare` raises an error if an op differs.
 
     Returns:
         A record that prints as a report, and whose truth value is True if no op differs. The field
         `first` of the record describes the first op that differs: its source line, its placements
-        on both sides, and the ranks and elements that differ. The field `rows` of the record lists
+        in both runs, and the ranks and elements that differ. The field `rows` of the record lists
         all values that were compared.
 
     Raises:
-        ShardError: one side of the comparison cannot run, or the arguments do not fit the step.
+        ShardError: one of the two compared runs cannot be executed, or the arguments do not fit the
+            step.
         DivergenceError: an op differs, and `raises` is True.
 
     Example:
@@ -258,7 +267,7 @@ def compare(
     if isinstance(step, Shard) and a is None and b is None:
         b = {}
     if a is None and b is None:
-        got = "neither a nor b is given, so both sides would be one device"
+        got = "neither a nor b is given, so both runs would be on one device"
         raise ShardError.of("compare", got, fix=EXAMPLE, source=call_site())
     layouts = [layout_of("compare", n, step, x) for n, x in (("a", a), ("b", b))]
     sides = [run("compare", layout, args) for layout in layouts]

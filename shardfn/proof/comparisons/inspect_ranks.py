@@ -171,7 +171,7 @@ def _shown(x: Any) -> str:
 
 
 class InspectedRun:
-    """A record of a simulated run, op by op, with a cursor.
+    """A record of all ops of a simulated run, with a cursor that points to the current op.
 
     Iterating over the run yields all ops, and `run[k]` is op k. `next`, `back`, `goto` and
     `next_stop` move the cursor, and return the op at the new position.
@@ -220,7 +220,8 @@ class InspectedRun:
         found = self.find(where)
         if not found:
             lines = dict.fromkeys(os.path.basename(x.line) for x in self.ops if x.line)
-            fix = f"an op, a name, or a line: {', '.join([*lines][:SHOWN])}"
+            places = ", ".join([*lines][:SHOWN])
+            fix = f"pass the name of an op, the name of a result, or a source line: {places}"
             raise _refused("goto", f"no op is {where!r}", fix)
         later = [op for op in found if op.number > self._at]
         self._at = (later or found)[0].number
@@ -282,9 +283,9 @@ def inspect_ranks(step: Any, *args: Any, watch: Watch | None = None) -> Inspecte
             op for which `watch` returns True on a rank.
 
     Returns:
-        A record of the run, with a cursor over its ops. Move the cursor with `next()`, `back()`,
-        `goto("train.py:12")` and `next_stop()`, and read the current op from `here`. The record
-        keeps all local tensors of all ranks in memory.
+        A record of all ops of the run, with a cursor that points to the current op. Move the cursor
+        with `next()`, `back()`, `goto("train.py:12")` and `next_stop()`, and read the current op
+        from `here`. The record keeps all local tensors of all ranks in memory.
 
     Raises:
         ShardError: the world does not compute the values of all ranks, or `watch` raises an error.
@@ -467,7 +468,7 @@ def _holding(
         except Exception as error:  # the user's function may raise anything
             where = node.meta.get("source") or node.name
             got = f"it raises {type(error).__name__}: {error}"
-            at = f"at {where}, on rank {rank}, of a {_type(x)}"
+            at = f"watch was called at {where}, on rank {rank}, with a {_type(x)}"
             fix = "watch=lambda rank, x: bool(x.isnan().any())"
             raise ShardError.of("inspect_ranks, watch", got, at, fix=fix) from error
     return tuple(holds)

@@ -137,7 +137,7 @@ def run_graph(graph: torch.fx.Graph, inputs: Sequence[torch.Tensor]) -> list[tor
             env[node] = result_of(node, env)
     results = [env[x] for x in returned_by(graph)]
     if any(x is UNKNOWN for x in results):
-        raise RuntimeError("an op of a loop cannot be run on one device")
+        raise RuntimeError("the body of a loop contains an op that only ranks can run")
     return results
 
 

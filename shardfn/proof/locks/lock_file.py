@@ -188,7 +188,7 @@ def read(where: str, path: str) -> tuple[Price, dict[str, Any]]:
             reason = "the file has merge-conflict markers of version control"
         raise _unreadable(where, reason) from None
     if not isinstance(fields, dict) or "format" not in fields:
-        raise _unreadable(where, 'the file is not a lock: "format" is missing')
+        raise _unreadable(where, 'the file is not a lock file of shardfn: "format" is missing')
     values: dict[str, Any] = {}
     is_later = isinstance(fields["format"], int) and fields["format"] > FORMAT
     for name in FIELDS:

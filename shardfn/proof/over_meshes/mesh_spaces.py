@@ -342,8 +342,8 @@ def _arguments(
     for each in result:
         if each.below.name is not None and each.below.name not in names:
             got = (
-                f"below of {each.path} is {each.below.name!r}, which is not the name of a dim in "
-                "shapes"
+                f"the argument below has {each.below.name!r} for {each.path}, but the argument "
+                "shapes has no dim of this name"
             )
             fix = f"one of {', '.join(sorted(filter(None, names))) or 'the named dims'}"
             raise ShardError.of("meshes, below", got, fix=fix, arg_path="below")
@@ -495,7 +495,10 @@ def _sizes(
     for name, given in (sizes or {}).items() if is_mapping else ():
         options = _range(given)
         if name not in result:
-            wrong.append(f"sizes has the key {name!r}, which is not the name of a dim in shapes")
+            wrong.append(
+                f"the argument sizes has the key {name!r}, but the argument shapes has no dim of "
+                "this name"
+            )
         elif not options:
             wrong.append(f"sizes of {name!r} is {described(given)}")
         else:

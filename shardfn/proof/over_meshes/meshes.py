@@ -259,7 +259,8 @@ def _run(trial: Trial, tried: Sequence[Space], examples: int) -> None:
     runs = f"torchrun --nproc-per-node={ranks} program.py" if _is_real() else "python program.py"
     error.add_note(
         f"meshes: {trial.name} fails on {example}\n  the smallest of {search.failed} failures; "
-        f"{search.passed} examples passed\n  {runs} of these lines fails in the same way:"
+        f"{search.passed} examples passed\n  these lines, saved as program.py, fail in the same "
+        f"way with {runs}:"
     )
     error.add_note(trial.program(example))
     raise error.with_traceback(_of_test(error.__traceback__))

@@ -20,7 +20,9 @@ from ...stored.json_text import parsed
 FORMAT = "shardfn artefact"
 VERSION = 1
 LENGTH = 8  # bytes that say how long the header is
-DAMAGED = "use another copy, or save the program again: the file is damaged, or is not an artefact"
+DAMAGED = (
+    "use another copy, or save the program again: the file is damaged, or is not a saved program"
+)
 
 
 def write(path: str, record: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
@@ -67,7 +69,7 @@ def read(path: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], str]:
 
 def damaged(path: str, why: Exception) -> ArtefactError:
     """Build the error for an artefact that cannot be read."""
-    where, got = "load_compiled, path", f"{path} cannot be read as an artefact"
+    where, got = "load_compiled, path", f"{path} cannot be read as a saved program"
     text = f"{type(why).__name__}: {why}"
     return ArtefactError.of(where, got, text, fix=DAMAGED, source=call_site())
 
@@ -80,11 +82,11 @@ def _metadata(found: bytes) -> dict[str, Any]:
     """
     length = int.from_bytes(found[:LENGTH], "little")
     if len(found) < LENGTH + length:
-        raise ValueError("the file ends too early, or is not an artefact")
+        raise ValueError("the file ends too early, or is not a program saved by Compiled.save")
     header = parsed(found[LENGTH : LENGTH + length])
     metadata = header.get("__metadata__") if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        raise ValueError("the file must be an artefact")
+        raise ValueError("the file must be a program saved by Compiled.save")
     if metadata.get("version") != str(VERSION):
         said = metadata.get("version")
         raise ValueError(

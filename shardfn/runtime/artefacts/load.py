@@ -73,7 +73,7 @@ def _loaded(path: str, mesh: Any, backend: str | None) -> tuple[Compiled, str]:
 
 def _refused(path: str, error: Exception) -> ArtefactError:
     if isinstance(error, Unwritable):
-        error = ValueError(f"an artefact may not contain {error}")
+        error = ValueError(f"a saved program may not contain {error}")
     return file.damaged(path, error)
 
 
@@ -82,7 +82,7 @@ def _refuse_other_versions(path: str, record: dict[str, Any]) -> None:
     rows = (("torch", _compat.TORCH_VERSION), ("shardfn", VERSION))
     wrong = [
         (
-            f"the artefact was made with {name} {record[name]}, but the installed version is "
+            f"the program was saved with {name} {record[name]}, but the installed version is "
             f"{name} {mine}"
         )
         for name, mine in rows
@@ -90,8 +90,8 @@ def _refuse_other_versions(path: str, record: dict[str, Any]) -> None:
     ]
     if wrong:
         fix = (
-            "save the program again with the installed versions, or install the versions of the "
-            "artefact"
+            "save the program again with the installed versions, or install the versions with "
+            "which it was saved"
         )
         where = f"{WHERE}, {path}"
         raise ArtefactError.of(where, *wrong, fix=fix, source=call_site())
@@ -123,10 +123,10 @@ def _found_mesh(path: str, axes: MeshAxes, device: str | None, mesh: Any) -> Any
     mine = axes_of(mesh)
     wrong = []
     if (mine.names, mine.sizes) != (axes.names, axes.sizes):
-        wrong.append(f"the artefact was made for the mesh {axes}, but the given mesh is {mine}")
+        wrong.append(f"the program was made for the mesh {axes}, but the given mesh is {mine}")
     if axes.names and mesh.device_type != device:
         wrong.append(
-            f"the artefact was made for {device}, but the mesh is over {mesh.device_type} devices"
+            f"the program was made for {device}, but the mesh is over {mesh.device_type} devices"
         )
     if wrong:
         fix = f"sf.make_mesh({axes.sizes}, {axes.names}, {device!r})"

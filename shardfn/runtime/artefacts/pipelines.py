@@ -85,7 +85,7 @@ def _check_line(nodes: Sequence[Node], dims: int) -> None:
         progress = [next(part, None) for part in parts]
         parts = [part for part, at in zip(parts, progress, strict=True) if at is not None]
         if (len(sent), len(parts)) == before and not any(progress):
-            raise ValueError("the coordinates of the pipeline wait for each other for ever")
+            raise ValueError("the pipeline ranks wait for each other for ever")
     if sent:
         raise ValueError("a message that nobody receives")
 

@@ -68,7 +68,7 @@ class _Op(torch.autograd.Function):
         name = half.request.name
         if torch.is_grad_enabled() or _compat.inside_transform():
             got = "the backward of the call is differentiated, by create_graph or by a transform"
-            needed = "only a first derivative from outside of the call"
+            needed = "outside of the called function, only a first derivative of the call"
             raise ShardError.of(name, got, needed=needed, fix=SECOND, source=call_site())
         saved = _saved(name, ctx)
         with _compat.autocast_off():  # which may be on around loss.backward()

@@ -39,8 +39,8 @@ from ..options import Request
 from ..simulator import simulate
 
 SECOND = (
-    "call loss.backward() of pipelined_grad's value; or apply sf.grad inside the call to a "
-    "function of the gradients, under torch.no_grad()"
+    "call backward() only on the loss value that pipelined_grad returns; or call the captured "
+    "function under torch.no_grad(), and in it apply sf.grad to a function of the gradients"
 )
 Local = list[torch.Tensor]  # one value's local tensors, of each rank that runs here
 
@@ -185,7 +185,7 @@ class Backward:
             raise ShardError.of(
                 self.request.name,
                 *wrong,
-                needed="a backward only through the value of pipelined_grad",
+                needed="a backward only of the loss value that pipelined_grad returns",
                 fix=SECOND,
                 source=call_site(),
             )

@@ -86,5 +86,5 @@ def refuse_saved(compiled: Any) -> None:
             path = placed.paths[placed.tensors[number]]
             got = "the backward of the call needs the value of the donated argument"
             fix = "leave the argument out of donate_argnums; or call under torch.no_grad()"
-            needed = "an argument that only this call needs"
+            needed = "a donated argument whose value nothing needs after the call"
             raise _refused(compiled.request.name, path, got, needed, fix)

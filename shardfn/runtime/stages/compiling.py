@@ -107,7 +107,9 @@ def settled(name: str, compile_now: Callable[[], Runner]) -> Runner:
     for _ in range(ATTEMPTS):
         with contextlib.suppress(SettingsChanged):
             return compile_now()
-    got = "other threads changed torch's settings, such as the default dtype, each time"
+    got = (
+        "other threads changed torch's settings, such as the default dtype, during each compilation"
+    )
     fix = "call the function once before the other threads start"
     raise ShardError.of(name, f"the program was compiled {ATTEMPTS} times, but {got}", fix=fix)
 

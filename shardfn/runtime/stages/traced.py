@@ -365,7 +365,7 @@ class Lowered:
             raise ShardError.of("Lowered.stage", got, fix=fix, source=call_site())
         size, own = self.program.axes.sizes[axis], list(self.traced.placed.coordinate)
         if k >= size:
-            got, fix = f"k is {k}, but the axis has {size} coordinates", f"0 to {size - 1}"
+            got, fix = f"k is {k}, but the axis has {size} ranks", f"0 to {size - 1}"
             raise ShardError.of("Lowered.stage, k", got, fix=fix, source=call_site())
         own[axis] = k
         place = tuple(own)

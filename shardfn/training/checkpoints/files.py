@@ -78,7 +78,7 @@ class Files:
             try:
                 self._opened[file] = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
-                fix = "use another copy of the file, which is damaged, incomplete or missing"
+                fix = "use another copy, because the file is damaged, incomplete or missing"
                 got = f"{path} cannot be read"
                 raise CheckpointError.of("load_safetensors", got, str(error), fix=fix) from None
         return self._opened[file]

@@ -74,7 +74,7 @@ def check_rows(data: Any, placements: Any, rows: P | None) -> None:
     """
     wrong = []
     if not is_indexed(data):
-        wrong.append(f"data is {described(data)}, which has no row indices")
+        wrong.append(f"data is {described(data)}, which cannot be indexed by row number")
     if rows is None:
         wrong.append(
             f"placements is {placements}, which does not shard dim 0 of every tensor in the same "

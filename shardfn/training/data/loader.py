@@ -189,10 +189,11 @@ def loader(
     """Turn the batches of a `DataLoader` into DTensors.
 
     `data` must yield global batches, which are the same on every rank and for every number of
-    ranks. If `data` is a DataLoader over an indexable dataset, and uses torch's own collate
-    function, each rank reads only the rows of its shards. From an iterable without indices, or with
-    another collate function, each rank reads whole batches, and keeps the rows of its shards. For
-    every batch, the ranks check that they read the same data.
+    ranks. By default, if `data` is a DataLoader over an indexable dataset, and uses torch's own
+    collate function, each rank reads only the rows of its shards. If `data` is an iterable without
+    indices, or a DataLoader with a collate function other than torch's own, each rank by default
+    reads whole batches, and keeps the rows of its shards. For every batch, the ranks check that
+    they read the same data.
 
     Args:
         data: an iterable of trees of tensors, such as a torch DataLoader, in which every batch is

@@ -68,7 +68,7 @@ def _check_options(where: str, chunks: Any, order: Any) -> None:
     if order not in ORDERS:
         raise PlacementError.of(f"{where}, order", f"it is {order!r}", needed='"loop" or "v"')
     if order == "v" and chunks != 2:
-        got = f'chunks is {chunks}, but order="v" needs two stages per coordinate'
+        got = f'chunks is {chunks}, but order="v" needs two stages per pipeline rank'
         raise PlacementError.of(f"{where}, chunks", got, fix="chunks=2")
 
 

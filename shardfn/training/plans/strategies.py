@@ -152,9 +152,9 @@ def strategy(
         stages: for the strategy "pipeline": how the layers are divided into stages. With
             `stages="even"`, the stages hold consecutive layers of `params`, with about the same
             number of elements per stage. With `stages=sf.jit(loss_fn).trace(params, batch)`, the
-            stages take about the same time, in the order in which loss_fn reads the parameters. To
-            choose the stages yourself, pass a dict from patterns of parameter paths to stage
-            numbers, which start at 0.
+            layers are sorted by when loss_fn reads their parameters, and are divided into
+            consecutive stages that take about the same time. To choose the stages yourself, pass a
+            dict from patterns of parameter paths to stage numbers, which start at 0.
         chunks: for the strategy "pipeline": the number of stages on each rank along the axis.
         order: for the strategy "pipeline": how the stages lie on the n ranks of the axis. With
             `order="loop"`, stage s is on rank s mod n of the n ranks. With `order="v"`, which needs

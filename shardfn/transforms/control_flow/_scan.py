@@ -45,9 +45,10 @@ def scan(
             slice i.
 
     Returns:
-        A tuple of the carry after the last step, and the tree of per-step outputs. Each per-step
-        output is stacked along a new first dim. If f returns a number, the number is stacked as a
-        tensor. Constants that are not numbers are not stacked.
+        A tuple of the carry after the last step, and the tree of per-step outputs. Each tensor in
+        the per-step output y of f is stacked along a new first dim. A Python number in y is
+        converted to a tensor, and stacked too. A constant in y that is neither a tensor nor a
+        number, such as None, is returned unchanged.
 
     Raises:
         TreeError: the first dims of xs have different sizes, or the tree, a shape or a dtype of the

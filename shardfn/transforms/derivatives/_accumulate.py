@@ -196,10 +196,10 @@ def accumulate(
     """Apply a function to a batch in microbatches, and reduce the gradients once, after the last
     microbatch.
 
-    The accumulated function returns the mean of the results of the microbatches. If the loss is a
-    mean over rows, the result equals that of `fn` on the global batch. Only the activations of one
-    microbatch are in memory at a time. Between microbatches, the gradient is Partial over the mesh:
-    each rank keeps one term of the sum.
+    The function that `accumulate` returns calls fn on each microbatch, and returns the mean of the
+    results. If the loss is a mean over rows, the result equals that of `fn` on the global batch.
+    Only the activations of one microbatch are in memory at a time. Between microbatches, the
+    gradient is Partial over the mesh: each rank keeps one term of the sum.
 
     Args:
         fn: a function such as `value_and_grad(loss)`, `grad(loss)` or `bucketed_grad(loss)`,
@@ -217,7 +217,8 @@ def accumulate(
 
     Raises:
         ShardError: microbatches is not a positive int.
-        TreeError: when called, the rows of a batch cannot be split evenly into microbatches.
+        TreeError: in a call of the returned function, the rows of a batch cannot be split evenly
+            into microbatches.
 
     Source: optax.MultiSteps; no_sync of torch's DistributedDataParallel.
 

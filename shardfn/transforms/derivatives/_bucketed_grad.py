@@ -122,9 +122,9 @@ def bucketed_grad(
 
     Raises:
         ShardError: cap is not a positive number of bytes, or `first_cap` exceeds `cap`.
-        TreeError: when called, an argument is not floating-point, `ignore` matches no leaf, or
-            `plan` was made for another program.
-        CaptureError: when called, fn does not return a scalar.
+        TreeError: in a call of the returned function, an argument is not floating-point, `ignore`
+            matches no leaf, or `plan` was made for another program.
+        CaptureError: in a call of the returned function, fn does not return a scalar.
 
     Source: Li et al., PyTorch Distributed (VLDB 2020), section 3.2; DDPOptimizer in
     torch._dynamo; jax.value_and_grad.

@@ -107,8 +107,8 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
 
     Raises:
         ShardError: the function is called before `defjvp` has set a rule.
-        TreeError: when called, the derivative rule returns results of another structure, shape or
-            dtype than the function.
+        TreeError: in a call of the function, the derivative rule returns results of another
+            structure, shape or dtype than the function.
         CaptureError: the function closes over a value that is differentiated.
 
     Source: jax.custom_jvp.

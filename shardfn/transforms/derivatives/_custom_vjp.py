@@ -177,7 +177,7 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
 
     Raises:
         ShardError: the function is called before `defvjp` has set a rule.
-        TreeError: when called, the results of `fwd` or `bwd` do not fit the function.
+        TreeError: in a call of the function, the results of `fwd` or `bwd` do not fit the function.
         CaptureError: fn is differentiated in forward mode, which `defvjp` does not define, or fn
             closes over a value that is differentiated.
 

@@ -163,7 +163,7 @@ def value_and_grad(
     Raises:
         TreeError: argnums is not a position or a tuple of positions, or is the position of no
             argument.
-        CaptureError: when called, fn does not return a scalar.
+        CaptureError: in a call of the returned function, fn does not return a scalar.
 
     Source: jax.value_and_grad.
 
@@ -192,7 +192,7 @@ def grad(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) ->
     Raises:
         TreeError: argnums is not a position or a tuple of positions, or is the position of no
             argument.
-        CaptureError: when called, fn does not return a scalar.
+        CaptureError: in a call of the returned function, fn does not return a scalar.
 
     Source: jax.grad.
 

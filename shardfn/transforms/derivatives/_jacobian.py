@@ -121,7 +121,7 @@ def jacrev(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
     Raises:
         TreeError: argnums is not a position or a tuple of positions, or is the position of no
             argument.
-        CaptureError: when called, fn cannot be captured as one graph.
+        CaptureError: in a call of the returned function, fn cannot be captured as one graph.
 
     Source: jax.jacrev.
 
@@ -151,7 +151,7 @@ def jacfwd(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False) 
     Raises:
         TreeError: argnums is not a position or a tuple of positions, or is the position of no
             argument.
-        CaptureError: when called, fn cannot be captured as one graph.
+        CaptureError: in a call of the returned function, fn cannot be captured as one graph.
 
     Source: jax.jacfwd.
 
@@ -182,7 +182,7 @@ def hessian(fn: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False)
     Raises:
         TreeError: argnums is not a position or a tuple of positions, or is the position of no
             argument.
-        CaptureError: when called, fn cannot be captured as one graph.
+        CaptureError: in a call of the returned function, fn cannot be captured as one graph.
 
     Source: jax.hessian.
 

@@ -149,10 +149,11 @@ def pipelined_grad(
         dtype and placement of the differentiated argument.
 
     Raises:
-        ShardError: microbatches, schedule or axis has a wrong type, or, when called, the schedule
-            does not fit the stages.
-        TreeError: when called, the rows of a batch cannot be split evenly into microbatches.
-        CaptureError: when called, loss_fn does not return a scalar.
+        ShardError: microbatches, schedule or axis has a wrong type, or, in a call of the returned
+            function, the schedule does not fit the stages.
+        TreeError: in a call of the returned function, the rows of a batch cannot be split evenly
+            into microbatches.
+        CaptureError: in a call of the returned function, loss_fn does not return a scalar.
 
     Source: GPipe (arXiv 1811.06965); PipeDream-Flush, 1F1B (arXiv 2006.09503); torch.distributed
         .pipelining.

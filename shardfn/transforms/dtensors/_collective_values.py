@@ -51,7 +51,7 @@ class Done:
         what = "get_future of a collective"
         fix = "call work.wait(), and then run the callback's code"
         placement_checks.refuse_option(
-            what, "a callback would run outside of the captured program", fix
+            what, "a callback of work.get_future() would run outside of the captured program", fix
         )
 
 

@@ -225,7 +225,7 @@ def _source(rows: Any, rank: int) -> int:
         if not 0 <= rank < n:
             got = f"src_data_rank is {rank}, but axis {name} has {n} ranks"
             placement_checks.refuse_option(
-                DISTRIBUTE, got, "a rank of each axis of the mesh, or None"
+                DISTRIBUTE, got, "a src_data_rank below the size of each mesh axis, or None"
             )
         number = number * n + rank
     return number

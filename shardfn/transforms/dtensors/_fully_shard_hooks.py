@@ -178,7 +178,8 @@ def _check_reduced(own: str, compute: str, reduce: str) -> None:
         return
     placement_checks.refuse_option(
         "fully_shard",
-        f"mp_policy has reduce_dtype={reduce} for parameters in {own} that compute in {compute}",
+        f"mp_policy has reduce_dtype={reduce}, but the parameters have dtype {own}, and the module "
+        f"computes in {compute}",
         f"reduce_dtype={own}; or sf.bucketed_grad(fn, reduce_dtype={reduce}) with no "
         "reduce_dtype in mp_policy",
     )

@@ -136,7 +136,8 @@ def _holds_dtensors(name: str, paths: Callable[[], dict[int, str]], x: torch.Ten
     if all(isinstance(y, DTensor) for y in held):
         return True
     got = f"the argument is a {type(x).__name__} of DTensors and other tensors, in code of one rank"
-    fix = "pass its DTensors as separate arguments, or use DTensors in place of the other tensors"
+    fix = "pass the DTensors of this argument as separate arguments, or replace its other tensors "
+    fix += "by DTensors"
     known = paths()
     path = next((known[id(y)] for y in (x, *held) if id(y) in known), "")
     where = f"{name}, argument {path}"

@@ -91,7 +91,7 @@ def _differ(
             )
             raise DivergenceError.of(
                 f"check, world {_name(world)}, result{path}",
-                f"the sharded result differs from the plain one by up to {worst:.3g}",
+                f"the sharded result differs from the result on one device by up to {worst:.3g}",
                 *([f"it is {cause}"] if cause else []),
                 arg_path=path,
             )

@@ -63,7 +63,10 @@ def mean_of_means(
     over = " x ".join(name for name, size in axes.items() if size > 1)
     is_known = int(torch.linalg.matrix_rank(system)) == n
     said = f": weights {written(weights.tolist())}" if is_known else ""
-    return f"a mean of means{said} over {over}, but the plain result is the mean of all elements"
+    return (
+        f"a mean of means{said} over {over}, but the function on one device returns the mean of "
+        "all elements"
+    )
 
 
 def of_one_rank(

@@ -41,8 +41,8 @@ FAILS = (
     IndexError,
 )  # errors that an op, its fake kernel or a wrong shape raises
 FIX = (
-    "add need_whole for a dim along which the op computes, or 'R' in a function's strategy; "
-    "or correct the rule"
+    "name in need_whole each dim that the op needs whole on every rank (in a strategy of a rule "
+    "function, use 'R', replicated); or correct the rule"
 )
 
 

@@ -74,30 +74,36 @@ def rule(
     """Register a sharding rule for an operator. The new rule replaces an existing rule of the
     operator.
 
-    A mapping such as "b i k, k j -> b i j" names every dim of every tensor argument and result in
-    the op's schema. The names in a mapping, such as b and k, are called factors. If a factor is
+    A sharding rule is a string of dim names, as in einsum, or a function. A string of dim names
+    such as "b i k, k j -> b i j" names every dim of every tensor argument and result in the op's
+    schema. The dim names in the string, such as b and k, are called factors. If a factor is
     sharded, every tensor with a dim of the same name is sharded, and results without the factor
-    become Partial sums. In a mapping, `...` stands for any leading dims, and 1 stands for a dim of
-    size 1. A mapping may also be a function, which gets a record of the call of the op. The record
-    of a call has `shapes`, `out_shapes`, `ins` and `outs`, and `call["name"]` is the value of the
-    op's argument `name`. A mapping function returns a mapping text, or a list of strategies for one
-    mesh axis. In a sharding rule, a strategy is a pair (placements of the inputs, placements of the
-    results). In a strategy, each placement is "R" (replicated), a dim, a pair (dim, unit), "sum",
-    "max", "min" or a DTensor placement. A pair (dim, unit) shards the dim without splitting runs of
-    `unit` elements.
+    become Partial sums. In the string of dim names, `...` stands for any leading dims, and 1 stands
+    for a dim of size 1.
+
+    If the sharding rule is a function, shardfn calls the function with an object `call`, which
+    describes one call of the op. The object `call` has the attributes `shapes`, `out_shapes`, `ins`
+    and `outs`, and `call["name"]` is the value of the op's argument `name`. The function of a
+    sharding rule returns a string of dim names, or a list of strategies for one mesh axis. In a
+    sharding rule, a strategy is a pair (placements of the inputs, placements of the results). In a
+    strategy, each placement is "R" (replicated), a dim, a pair (dim, block size), "sum", "max",
+    "min" or a DTensor placement. A pair (dim, block size) shards the dim without splitting any
+    block of that many consecutive elements.
 
     Args:
         op: the operator: torch.ops.lib.name.overload, the result of `torch.library.custom_op`, or
             "lib::name".
-        mapping: a mapping text such as "b i k, k j -> b i j", or a function that returns a mapping
-            text. Without a mapping, `rule` returns a decorator for the function.
-        need_whole: names in the mapping (factors) whose dims are never sharded, because the op
-            needs all elements along them. In `need_whole`, the factor "..." stands for all leading
+        mapping: the sharding rule: a string of dim names such as "b i k, k j -> b i j", as in
+            einsum, or a function that returns such a string or a list of strategies. Without
+            `mapping`, `rule` returns a decorator for the function of the sharding rule.
+        need_whole: the dim names in the string `mapping` whose dims are never sharded, because the
+            op needs all elements along these dims. In `need_whole`, "..." stands for all leading
             dims.
         example: positional arguments of the op, on the CPU, of uneven sizes and distinct values.
             With `example`, `rule` checks every strategy, and the gradient of `register_autograd`,
-            on 2, 3 and 5 simulated ranks. A mapping text that leads to Partial sums needs an
-            `example`.
+            on 2, 3 and 5 simulated ranks. For a string of dim names, `example` is required if a
+            result lacks a dim name of an input, and the dim name is not in `need_whole`. Sharding
+            such a dim makes the result a Partial sum.
 
     Returns:
         The registered rule. The method `remove()` of the rule, or the end of its `with` block,
@@ -105,8 +111,9 @@ def rule(
         the op.
 
     Raises:
-        RuleError: the op cannot have a rule, the mapping does not fit the op, or a strategy gives a
-            wrong result. The RuleError shows arguments for which the rule is wrong.
+        RuleError: the op cannot have a sharding rule, the sharding rule does not fit the op, or a
+            strategy gives a wrong result. The RuleError shows arguments for which the rule is
+            wrong.
 
     Source: sharding_rule of jax.experimental.custom_partitioning (Shardy); register_sharding of
     torch.distributed.tensor.

@@ -35,7 +35,8 @@ def constrain(x: Any, placements: Any) -> Any:
         PlacementError: a placement names more dims than the tensor has, names an axis twice, or
             names the axes of one dim in another order than the mesh. A leaf that is not a `P`, a
             `Stage` or None also raises a PlacementError. On a mesh with several axes, a `Stage`
-            raises a PlacementError if no argument is on a stage.
+            also raises a PlacementError if no placement of an argument, a result or another
+            constraint names the pipeline axis, as `P(pp=0)` does.
         TreeError: placements is not a prefix tree of x.
 
     Source: jax.lax.with_sharding_constraint.

@@ -238,10 +238,11 @@ def shard_map(
         `.compile`.
 
     Raises:
-        PlacementError: when called, a dim cannot be split into equal shards, an axis is unknown or
-            is used by an enclosing `shard_map`, or a result varies over an axis and is not sharded
-            over it. The message names the argument or the result.
-        TreeError: when called, placements are missing or do not match the arguments.
+        PlacementError: in a call of the returned function, a dim cannot be split into equal shards,
+            an axis is unknown or is used by an enclosing `shard_map`, or a result varies over an
+            axis and is not sharded over it. The message names the argument or the result.
+        TreeError: in a call of the returned function, placements are missing or do not match the
+            arguments.
 
     Source: jax.shard_map, with varying manual axes.
 

@@ -28,6 +28,6 @@ def test_s7_4_the_name_of_the_group_that_has_some_ranks() -> None:
             with pytest.raises(sf.CaptureError, match=r"no group .* the ranks \[0, 3\]"):
                 group_ranks.name_of_ranks(tags[0], 0, 3)
             for some, tag in ((ranks[0], "other"), (ranks[0][:1], tags[0])):
-                with pytest.raises(sf.CaptureError, match="the ranks are tensors") as error:
+                with pytest.raises(sf.CaptureError, match="the given ranks are tensors") as error:
                     group_ranks.name_of_ranks(tag, *some)
                 assert error.value.fix == "group.group_name, of mesh.get_group(axis)"

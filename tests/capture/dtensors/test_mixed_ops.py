@@ -17,5 +17,5 @@ def test_a_returned_dtensor_may_vary_over_no_axis() -> None:
     out = graph.call_function(placement.per_rank_result, (d,))
     for node in graph.nodes:
         node.meta["example_value"] = torch.empty(4, 2)
-    with pytest.raises(sf.CaptureError, match="the result differs over pp"):
+    with pytest.raises(sf.CaptureError, match="the result differs between ranks of pp"):
         refuse_varying(graph, lambda x: frozenset({"pp"} if x is out else ()))

@@ -77,7 +77,8 @@ dtensor.to_local()""",
     ),
     "a number of each rank": (
         lambda x, mesh: from_local(x, mesh) * x.sum(),
-        """mul: the op combines a DTensor with a number or a condition that differs over dp
+        """mul: the op combines a DTensor with a number or a condition that differs \
+between ranks of dp
   try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
 rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
@@ -85,13 +86,15 @@ rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
         lambda x, mesh: sf.cond(
             x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)
         ).full_tensor(),
-        """a DTensor: the op combines a DTensor with a number or a condition that differs over dp
+        """a DTensor: the op combines a DTensor with a number or a condition that differs \
+between ranks of dp
   try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
 rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
     "a condition of each rank, for a result": (
         lambda x, mesh: sf.cond(x.sum() > 0, lambda d: d + 1, lambda d: d - 1, from_local(x, mesh)),
-        """a DTensor: the op combines a DTensor with a number or a condition that differs over dp
+        """a DTensor: the op combines a DTensor with a number or a condition that differs \
+between ranks of dp
   try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
 rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
@@ -182,7 +185,8 @@ shape (2, 2) on another
     ),
     "a DTensor and a size of each rank": (
         lambda x, mesh: from_local(x, mesh) * of_three_rows(x, mesh).shape[0],
-        """mul: the op combines a DTensor with a number or a condition that differs over dp
+        """mul: the op combines a DTensor with a number or a condition that differs \
+between ranks of dp
   try: make the number equal on all ranks, by dist.all_reduce or sf.psum; or compute on each \
 rank's shard: DTensor.from_local(x.to_local() * number, mesh, x.placements)""",
     ),
@@ -296,8 +300,8 @@ return them""",
     "the rank as a number": (
         of_a_branch,
         """jit(<lambda>): the function branches or slices by the number of a rank
-  the number of a rank is a tensor here, since ranks share one program: \
-torch.distributed.get_rank
+  the number of a rank is a tensor inside the function, since ranks share one program; calls that \
+return the number of a rank: torch.distributed.get_rank
   needed: one pure graph of tensor ops
   try: torch.where(rank == 0, a, b) in place of a branch; for this rank's part of x use \
 distribute_tensor(x, mesh, [Shard(0)]).to_local(), or x.index_select(0, rank * n + \

@@ -396,7 +396,7 @@ def test_what_is_no_module_with_values_is_refused() -> None:
         script = torch.jit.script(nn.Linear(3, 2))
     assert refusal(lambda: sf.functionalize(script), sf.TreeError) == (
         "functionalize(RecursiveScriptModule): a TorchScript module\n  needed: a module in "
-        "Python\n  try: pass the Python module from which it was compiled"
+        "Python\n  try: pass the Python module from which the TorchScript module was compiled"
     )
 
 

@@ -58,11 +58,11 @@ def test_an_object_is_reached_from_the_function() -> None:
 FOREIGN = {
     f"{_compat.FOREIGN} Odd;": "the function closes over a Odd",
     f"{_compat.MADE} Odd;": "the function makes a Odd",
-    f"{_compat.FOLLOWED} Odd for its .scale;": (
+    f"{_compat.FOLLOWED} Odd: .scale;": (
         "a derivative or vmap applies to a Odd, and the function reads its .scale"
     ),
     f"{_compat.MADE_OF_FOLLOWED} Odd;": (
-        "the function makes a Odd of tensors to which a derivative or vmap applies"
+        "the function makes a Odd from tensors that are differentiated or mapped by vmap"
     ),
     f"{_compat.COMMUNICATES} all_reduce;": "the function calls a collective itself: all_reduce",
     "'FakeTensor' object has no attribute 'full_tensor'": (

@@ -24,7 +24,7 @@ REFUSED = {
     ),
     "gaps": (FIRST, X.expand(2, 3, 4), "has gaps or overlaps"),
     "a view": (lambda x: x.as_strided((2,), (1,), 0), X[1], "x.clone(), or slicing"),
-    "in a loop": (lambda x: sf.map(FIRST, x), X, "in a loop or branch"),
+    "in a loop": (lambda x: sf.map(FIRST, x), X, "inside a loop or branch"),
 }
 
 

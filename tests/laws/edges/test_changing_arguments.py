@@ -97,9 +97,9 @@ def test_the_warning_says_which_values_and_where() -> None:
     )
     assert rest[0].startswith(f"  at: {__file__}:")
     static = "or static_argnums of jit or shard, if there are only a few values"
-    assert (
-        rest[1]
-        == f"  try: torch.tensor(lr), which makes the value an input of a single program; {static}"
+    assert rest[1] == (
+        "  try: torch.tensor(lr), so that the value is an input and one program takes any value; "
+        f"{static}"
     )
 
 

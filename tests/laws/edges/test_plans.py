@@ -383,7 +383,7 @@ WRONG = {
     "a missing leaf": (without_first, "the plan lacks params[3]"),
     "a leaf twice": (
         lambda p: p.renumbered([*p.buckets, p.buckets[0]]),
-        "the plan has params[3] in an all_reduce over dp",
+        "the bucket plan sends params[3] by an all_reduce over dp",
     ),
     "a strange leaf": (lambda p: first(p, leaves=("params[9]",)), "the plan has also params[9]"),
     "another reduction": (
@@ -419,7 +419,7 @@ def test_caps_beside_a_plan_are_refused_where_a_program_is_lowered() -> None:
         traced = sf.shard(sf.bucketed_grad(LOSS), mesh, (P(), P("dp")), backend="aten").trace(*ARGS)
         plan = traced.lower(cap=1).plan
         for caps in ({"cap": 1}, {"first_cap": 1}):
-            with pytest.raises(sf.TreeError, match="lower got both caps and a plan"):
+            with pytest.raises(sf.TreeError, match="lower was called with both bucket caps"):
                 traced.lower(plan=plan, **caps)
         assert contents(traced.lower(plan=plan).plan) == contents(plan)
 

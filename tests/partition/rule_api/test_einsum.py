@@ -74,7 +74,7 @@ UNREADABLE = {
     "2 -> 2": "input '2': '2' is not a name",
     "i i -> i": "input 'i i': it names i twice",
     "i ... -> i": "input 'i ...': ... stands for leading dims and must come first",
-    "i -> j": "the name j of the result is in no input",
+    "i -> j": "the dim name j is in a result of the rule, but in none of its inputs",
 }
 
 
@@ -91,6 +91,6 @@ def test_all_problems_of_a_text_are_listed_once() -> None:
     assert caught.value.args == (
         "input 'i i': it names i twice",
         "input '3': '3' is not a name",
-        "the name j of the result is in no input",
-        "need_whole names z, which is not a name of the rule",
+        "the dim name j is in a result of the rule, but in none of its inputs",
+        "need_whole names z, which is not a dim name in the rule",
     )

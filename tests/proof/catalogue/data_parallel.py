@@ -116,7 +116,7 @@ def masked_alone(x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor) -> Any:
 
 @entry(
     "PrimeIntellect-ai/prime-rl#2562", masked_alone, X, Y, MASK,
-    names=ALL, cause="a mean of means: ranks of world need the weights 3, 1",
+    names=ALL, cause="a mean of means: the losses of the ranks of world need the weights 3, 1",
 )  # fmt: skip
 def tokens_are_counted_by_each_rank(faulty: bool, x: Any, y: Any, mask: Any) -> Any:
     m, mask = DistributedDataParallel(model()), own(mask)
@@ -129,7 +129,7 @@ def tokens_are_counted_by_each_rank(faulty: bool, x: Any, y: Any, mask: Any) -> 
 
 @entry(
     "facebookresearch/fairchem#269", alone, X[:7], Y[:7],
-    names=ALL, cause="a mean of means: ranks of world need the weights 4, 3",
+    names=ALL, cause="a mean of means: the losses of the ranks of world need the weights 4, 3",
 )  # fmt: skip
 def a_last_batch_is_shorter(faulty: bool, x: Any, y: Any) -> Any:
     m, rows = DistributedDataParallel(model()), len(own(x))

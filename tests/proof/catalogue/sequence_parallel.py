@@ -190,7 +190,7 @@ def context_step(
 
 @entry(
     "volcengine/verl#5983", attention_alone, X, TARGETS, MASK,
-    names=ALL, cause="a mean of means: ranks of world need the weights 7, 1",
+    names=ALL, cause="a mean of means: the losses of the ranks of world need the weights 7, 1",
 )  # fmt: skip
 def tokens_of_each_part_are_averaged(faulty: bool, x: Any, targets: Any, mask: Any) -> Any:
     count = own(mask, dim=1).sum() * dist.get_world_size() if faulty else None

@@ -43,7 +43,7 @@ def test_equal_contents_have_equal_digests(tmp_path: Path) -> None:
 def test_a_file_of_tensors_alone_and_one_of_a_later_version_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "step"
     save_file({"a": torch.ones(1)}, path)
-    with pytest.raises(ArtefactError, match="the file must be an artefact"):
+    with pytest.raises(ArtefactError, match="the file must be a program saved"):
         file.read(str(path))
     metadata = {"format": file.FORMAT, "version": "2", "record": "{}"}
     save_file({}, path, metadata)

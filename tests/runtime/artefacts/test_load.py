@@ -195,7 +195,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_a_file_that_is_none_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "step.sf")
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
-    with pytest.raises(ArtefactError, match="cannot be read as an artefact") as caught:
+    with pytest.raises(ArtefactError, match="cannot be read as a saved program") as caught:
         sf.load_compiled(path)
     assert "step.sf" in str(caught.value) and "another copy" in str(caught.value)
 
@@ -239,8 +239,8 @@ HOSTILE: dict[str, tuple[Callable[[Any], None], str]] = {
     "jit": (calling("aten.save.default"), "the op aten.save.default"),
     "another shape": (reshaped, "the shape is not that of a shard"),
     "other strides": (restrided, "the strides are not those of a shard"),
-    "another torch": (settled("torch", "2.11.0"), "the artefact was made with torch 2.11.0"),
-    "another shardfn": (settled("shardfn", "9.9"), "the artefact was made with shardfn 9.9"),
+    "another torch": (settled("torch", "2.11.0"), "the program was saved with torch 2.11.0"),
+    "another shardfn": (settled("shardfn", "9.9"), "the program was saved with shardfn 9.9"),
     "no mesh": (settled("mesh", [["dp"], [-1], "cpu"]), "the sizes of a mesh"),
     "no arguments": (settled("arguments", {}), "KeyError"),
     "no results": (settled("results", []), "TypeError"),

@@ -219,6 +219,6 @@ def test_a_pipeline_that_cannot_run_is_refused(kind: str, tmp_path: Path) -> Non
     with sf.fake_world(2):
         step_of(CHAIN, "1f1b", "alone").compile(*arguments()).save(path)
         rewritten(path, change)
-        with pytest.raises(ArtefactError, match="cannot be read as an artefact") as caught:
+        with pytest.raises(ArtefactError, match="cannot be read as a saved program") as caught:
             sf.load_compiled(path)
     assert said in str(caught.value)

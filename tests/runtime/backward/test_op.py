@@ -165,9 +165,9 @@ def test_a_second_derivative_from_outside_is_refused(step: Any) -> None:
     fn, w = step
     assert said(lambda: torch.autograd.grad(fn(w, X), w, create_graph=True)) == (
         f"{fn}: the backward of the call is differentiated, by create_graph or by a "
-        "transform\n  at: HERE\n  needed: only a first derivative from outside of the call\n  "
-        "try: use sf.grad or sf.hessian inside the called function, which can differentiate "
-        "any number of times; or leave out create_graph"
+        "transform\n  at: HERE\n  needed: outside of the called function, only a first derivative "
+        "of the call\n  try: use sf.grad or sf.hessian inside the called function, which can "
+        "differentiate any number of times; or leave out create_graph"
     )
 
 

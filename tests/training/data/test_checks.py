@@ -66,10 +66,10 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         [],
         P(None, "dp"),
         {"rows": True},
-        "loader, rows=True: data is [], a list, which has no row indices\n  placements is "
-        "P(None, 'dp'), which does not shard dim 0 of every tensor in the same way\n  needed: "
-        "a DataLoader with a batch size over an indexed dataset, and placements that shard "
-        "dim 0 of every tensor in the same way\n  try: rows=None",
+        "loader, rows=True: data is [], a list, which cannot be indexed by row number\n  "
+        "placements is P(None, 'dp'), which does not shard dim 0 of every tensor in the same way\n"
+        "  needed: a DataLoader with a batch size over an indexed dataset, and placements that "
+        "shard dim 0 of every tensor in the same way\n  try: rows=None",
     ),
 }
 

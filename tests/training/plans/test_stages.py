@@ -118,7 +118,7 @@ def test_a_traced_function_of_other_parameters_is_refused() -> None:
     [
         ({"chunks": 0}, "chunks: it is 0\n  needed: a number of stages, 1 or more"),
         ({"order": "x"}, 'order: it is \'x\'\n  needed: "loop" or "v"'),
-        ({"order": "v"}, 'chunks is 1, but order="v" needs two stages per coordinate'),
+        ({"order": "v"}, 'chunks is 1, but order="v" needs two stages per pipeline rank'),
         ({"chunks": 3}, "4 layers for 6 stages\n  needed: a layer for each stage"),
         ({"stages": 3}, 'it is 3\n  needed: "even", a traced function, or a dict from patterns'),
         ({"stages": {"**": 2}}, "'**' is for stage 2, but the stages are 0 to 1"),

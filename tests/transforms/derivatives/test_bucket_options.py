@@ -263,7 +263,7 @@ SAID = {
     ],
     "no mesh": [
         "plan: the plan has collectives that this program does not have",
-        "the plan has params['a'] in an all_reduce over dp in the ",
+        "the bucket plan sends params['a'] by an all_reduce over dp in the ",
     ],
     "another dtype to send": [
         "plan: params['d'] sends 64 bytes of torch.float32, but the plan has 128 bytes of "
@@ -271,7 +271,7 @@ SAID = {
     ],
     "an ignored leaf": [
         "the plan has collectives that this program does not have",
-        "the plan has params['b'] in an all_reduce over dp in the ",
+        "the bucket plan sends params['b'] by an all_reduce over dp in the ",
     ],
 }
 

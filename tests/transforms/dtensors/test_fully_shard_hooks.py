@@ -134,8 +134,8 @@ def test_gradients_are_reduced_in_the_dtype_of_the_policy(
         (
             MixedPrecisionPolicy(reduce_dtype=torch.bfloat16),
             lambda module: None,
-            "mp_policy has reduce_dtype=torch.bfloat16 for parameters in torch.float32 that "
-            "compute in torch.float32",
+            "mp_policy has reduce_dtype=torch.bfloat16, but the parameters have dtype "
+            "torch.float32, and the module computes in torch.float32",
             "try: reduce_dtype=torch.float32; or sf.bucketed_grad(fn, reduce_dtype=torch.bfloat16)",
         ),
         (

@@ -45,7 +45,7 @@ def test_shards_of_different_sizes_are_refused_by_path(mesh: Any) -> None:
     with pytest.raises(sf.PlacementError) as caught:
         sf.jit(lambda w: w["w"].full_tensor())({"w": d})
     assert caught.value.arg_path == "w['w']"
-    assert "a part of the mesh, (tp=2), has shards of different sizes" in str(caught.value)
+    assert "a DTensor on the submesh (tp=2) has shards of different sizes" in str(caught.value)
 
 
 def test_parts_and_the_whole_mesh_keep_apart(mesh: Any) -> None:
@@ -130,6 +130,6 @@ def test_a_closed_over_one_in_uneven_shards_is_refused(mesh: Any) -> None:
     with pytest.raises(sf.PlacementError) as caught:
         sf.jit(lambda x: d.full_tensor() + x)(X)
     text = str(caught.value)
-    assert text.startswith("a closed-over DTensor: a DTensor on a part")
-    assert "(tp=2), has shards of different sizes" in text
+    assert text.startswith("a closed-over DTensor: a DTensor on the submesh (tp=2) has")
+    assert "has shards of different sizes" in text
     assert "test_submesh_dtensors.py" in text

@@ -39,11 +39,15 @@ def failure(fn: Step, mask: torch.Tensor = MASK) -> str:
 
 def test_a_mean_of_means_is_said_with_its_weights() -> None:
     text = failure(sf.value_and_grad(per_rank(loss)))
-    assert ("it is a mean of means: weights 2, 1, 2 over dp, but the plain result") in text
+    assert (
+        "it is a mean of means: weights 2, 1, 2 over dp, but the function on one device"
+    ) in text
 
 
 def test_a_number_alone_does_not_tell_weights_of_three() -> None:
-    assert "it is a mean of means over dp, but the plain result" in failure(per_rank(loss))
+    assert "it is a mean of means over dp, but the function on one device" in failure(
+        per_rank(loss)
+    )
 
 
 def test_equal_parts_are_right_and_other_faults_are_no_means() -> None:

@@ -252,8 +252,8 @@ def test_a_factor_that_the_op_works_along_is_refused_with_the_first_wrong_elemen
         ),
         "  needed: the same result as the op on global inputs",
         (
-            "  try: add need_whole for a dim along which the op computes, or 'R' in a "
-            "function's strategy; or correct the rule"
+            "  try: name in need_whole each dim that the op needs whole on every rank (in a "
+            "strategy of a rule function, use 'R', replicated); or correct the rule"
         ),
     ]
 
@@ -323,7 +323,7 @@ MAPPINGS = {
     "b c, c -> b c -> b": ["the rule must have exactly one arrow (->) between inputs and results"],
     "b c -> b c": ["the rule names 1 inputs, but the op takes 2 tensor arguments"],
     "b c, c -> b c, b": ["the rule names 2 results, but the op returns 1"],
-    "b c, c -> b d": ["the name d of the result is in no input"],
+    "b c, c -> b d": ["the dim name d is in a result of the rule, but in none of its inputs"],
     "b b, c -> b c": ["input 'b b': it names b twice"],
     "b-c, c -> c": ["input 'b-c': 'b-c' is not a name"],
     "b ..., c -> b ...": [
@@ -345,7 +345,7 @@ def test_a_mapping_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_need_whole_names_factors() -> None:
     assert refused(scale, "b c, c -> b c", need_whole="k")[0].endswith(
-        "need_whole names k, which is not a name of the rule"
+        "need_whole names k, which is not a dim name in the rule"
     )
 
 

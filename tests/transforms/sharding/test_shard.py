@@ -204,7 +204,7 @@ def test_a_compiled_program_runs_its_own_signature_and_refuses_another(mesh: Any
         "  x: (5, 2) torch.float32, the program is for (6, 2) torch.float32",
     ]
     fix = "  try: call the transformed function itself, which compiles a program for each signature"
-    assert text[3] == f"{fix}; an artefact has only the signature that it was saved with"
+    assert text[3] == f"{fix}; a saved program has only the signature with which it was saved"
     with pytest.raises(sf.TreeError, match="args\\[1\\]: the program has no such leaf"):
         compiled(x, x)
     with pytest.raises(sf.TreeError, match="x: placed"):
