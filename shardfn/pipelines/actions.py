@@ -19,9 +19,9 @@ class Action(NamedTuple):
     and a W action the gradients of the stage's weights. A BW action computes what the B and the W
     action compute.
 
-    `results` and `needs` return `Action` objects that stand for results. The `Action` of an F, B or
-    W action also stands for its result. A BW action has two results, for which the `Action` objects
-    of the B and the W action stand.
+    The property `results` lists what the action computes, and `needs` what it reads. Both name the
+    result of an F, B or W action by the action itself, and the two results of a BW action by the B
+    and the W action.
     """
 
     kind: str

@@ -41,7 +41,7 @@ def gpipe(coordinates: int, microbatches: int) -> Schedule:
         1).
 
     Raises:
-        ShardError: coordinates or microbatches is below 1.
+        ShardError: the number of pipeline ranks or of microbatches is below 1.
 
     Source: Huang et al. 2019, GPipe, arXiv 1811.06965.
 
@@ -74,7 +74,7 @@ def one_f_one_b(coordinates: int, microbatches: int) -> Schedule:
         The schedule. The idle share of 1F1B equals that of GPipe.
 
     Raises:
-        ShardError: coordinates or microbatches is below 1.
+        ShardError: the number of pipeline ranks or of microbatches is below 1.
 
     Source: Narayanan et al. 2021, PipeDream-Flush in Megatron-LM, arXiv 2104.04473.
 
@@ -154,7 +154,7 @@ def zero_bubble(coordinates: int, microbatches: int) -> Schedule:
         and W are the times of one action each.
 
     Raises:
-        ShardError: coordinates or microbatches is below 1.
+        ShardError: the number of pipeline ranks or of microbatches is below 1.
 
     Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.3.
 
@@ -197,7 +197,7 @@ def zbv(coordinates: int, microbatches: int) -> Schedule:
         1) t, before its first and after its last action.
 
     Raises:
-        ShardError: coordinates or microbatches is below 1.
+        ShardError: the number of pipeline ranks or of microbatches is below 1.
 
     Source: Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 6. Unlike in
     the paper, a rank receives the messages of another rank in the order in which they are sent.
@@ -232,7 +232,7 @@ def dualpipev(coordinates: int, microbatches: int) -> Schedule:
         F&B is the time of F, B and W together.
 
     Raises:
-        ShardError: coordinates or microbatches is below 1.
+        ShardError: the number of pipeline ranks or of microbatches is below 1.
 
     Source: DeepSeek-AI 2024, DeepSeek-V3, arXiv 2412.19437, section 3.2.1 (DualPipe); DualPipeV by
     Qi et al. 2025, which cuts DualPipe in half. Unlike in the paper, a rank receives the messages

@@ -62,7 +62,7 @@ def plan(
             the axes are named "dp", "cp" and "tp". With `pipelines`, the default axis names are the
             value of `axis`, "dp" and "tp".
         pipelines: the `sf.Schedule`s to compare, each of which has its own numbers of ranks, stages
-            and microbatches. By default, `plan` compares steps without a pipeline.
+            and microbatches. By default, no candidate of `plan` is a pipeline.
         axis: the pipeline axis of the mesh, as in `pipelined_grad`.
 
     Returns:
