@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import runpy
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,3 +142,72 @@ def test_a_call_runs_code_that_was_replaced(name: str) -> None:
     replace()
     assert_close(call(X), fn(X))
     assert not torch.equal(call(X), before)
+
+
+SETTINGS = """
+import torch
+import shardfn as sf
+
+class Part(torch.nn.Module):
+    def forward(self, x):
+        return x * w
+
+w = torch.full((3,), {value}, dtype=torch.float64)
+part = Part()
+
+def f(x):
+    return (part(x) * w).sum() * {value}
+
+def imports(x):
+    import settings
+    return (settings.part(x) * settings.w).sum()
+
+def compute(x):
+    return [g(x) for h in (f, imports) for g in (h, sf.jit(h, backend="aten"), sf.grad(h))]
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], Any]]:
+    """Write a module of a value and import it under one name, in place of the last."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def imported(value: float) -> types.ModuleType:
+        (tmp_path / "settings.py").write_text(SETTINGS.format(value=value))
+        sys.modules.pop("settings", None)
+        importlib.invalidate_caches()
+        return importlib.import_module("settings")
+
+    yield imported
+    sys.modules.pop("settings", None)
+
+
+def agrees(module: Any) -> bool:
+    plain, compiled, gradient, _, compiled_importing, _ = module.compute(X)
+    x = X.clone().requires_grad_()
+    wanted = torch.autograd.grad(module.f(x), x)[0]
+    is_right = torch.equal(plain, compiled) and torch.equal(gradient, wanted)
+    return is_right and torch.equal(compiled_importing, sys.modules["settings"].imports(X))
+
+
+def test_a_module_that_is_imported_again_is_the_new_one(load: Callable[[float], Any]) -> None:
+    first = load(2.0)
+    assert agrees(first)
+    second = load(3.0)
+    assert agrees(second)
+    assert first.w is not second.w
+    for module in (first, second, first):  # the first is in sys.modules no longer
+        assert torch.equal(sf.jit(module.f, backend="aten")(X), module.f(X))
+
+
+def test_scripts_that_run_one_after_the_other_have_globals_of_their_own(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    source = SETTINGS.replace("import settings\n", "").format(value="value")
+    script.write_text(source.replace("settings.", "") + "\nresults = compute(x)\n")
+    for value in (2.0, 3.0, 2.0):
+        given = {"value": value, "x": X}
+        found = runpy.run_path(str(script), given, run_name="__main__")["results"]
+        assert torch.equal(found[0], found[1]) and torch.equal(found[3], found[4])
+        assert torch.equal(found[2], torch.full_like(X, value**3))
+        assert torch.equal(found[5], torch.full_like(X, value**2))

@@ -138,9 +138,13 @@ def capture_python(
     Also returns the function's reads outside of its arguments, and a function that returns the
     symbols for sizes of these inputs, once all that looks at the graph has done so.
     """
+    from torch._dynamo import symbolic_convert
     from torch._dynamo.convert_frame import fullgraph_capture
     from torch._dynamo.functional_export import create_fx_graph_from_captured_output
     from torch._dynamo.utils import get_metrics_context
+
+    # Dynamo would read the globals of a module of the same name that has been imported before
+    symbolic_convert._import_module.cache_clear()
 
     # torch.compiler.is_compiling() stays False: it is global to the process, and optimizers in
     # other threads check it
