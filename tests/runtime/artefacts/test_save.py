@@ -36,7 +36,7 @@ def compiled(fn: Any, *args: Any) -> Any:
         (twice, (X,), "the op artefacts.twice.default, which a file cannot hold"),
         (lambda p: p.a + p.b, (Pair(X, X),), "a container of class Pair"),
         (lambda x: {(1, 2): x + 1}, (X,), "a key of type tuple"),
-        (lambda x: x * 2, (X.clone().requires_grad_(),), "autograd follows the call"),
+        (lambda x: x * 2, (X.clone().requires_grad_(),), "autograd records the call"),
     ],
 )
 def test_what_a_file_cannot_hold_is_named(fn: Any, args: Any, said: str, tmp_path: Path) -> None:
