@@ -108,7 +108,7 @@ from .dynamo.refused import (
 )
 from .dynamo.restored import Memo, Place
 from .dynamo.shells import Shell, closed, opened, registered
-from .dynamo.shown import LOG_METHODS, SHOWS, Delayed, Traced
+from .dynamo.shown import LOG_METHODS, NUMBERS, SHOWS, Computed, Delayed, Traced
 from .dynamo.sizes import (
     Sizes,
     dim_hint,
@@ -255,6 +255,7 @@ __all__ = [
     "keep_effects",
     "Traced",
     "Asked",
+    "Computed",
     "Delayed",
     "Facts",
     "have_facts",
@@ -285,6 +286,7 @@ __all__ = [
     "Memo",
     "Place",
     "NO_DERIVATIVE",
+    "NUMBERS",
     "REQUIRES_GRAD",
     "requires_grad_allowed",
     "ORDINARY",

@@ -103,6 +103,8 @@ def encode_call(kind: str, ranks: str, where: str, args: Any, kwargs: Any) -> tu
             return x
         if isinstance(x, _compat.Delayed):
             return {"format": [x.text, encode(x.args), encode(x.kwargs)]}
+        if isinstance(x, _compat.Computed):
+            return {"number": [x.name, encode(x.args)]}
         if type(x) is list:
             return [encode(y) for y in x]
         if type(x) is tuple:
@@ -136,6 +138,9 @@ def _decode(x: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tuple(_decode(y, tensors) for y in value)
     if key == "dict":
         return {_decode(k, tensors): _decode(y, tensors) for k, y in value}
+    if key == "number":
+        name, args = value
+        return _compat.NUMBERS[name](*_decode(args, tensors))
     text, args, kwargs = value
     return text.format(*_decode(args, tensors), **_decode(kwargs, tensors))
 

@@ -299,8 +299,7 @@ def check_plan(plan: Plan) -> None:
             check_plan(inner)
     left = [k for k, slot in enumerate(plan.outs) if slot.number not in made]
     assert not left, (
-        f"no step of the partition plan computes the results {left} of the plan\n  invariant outs: "
-        "each result is computed"
+        f"no step of the partition plan computes the results {left} of the plan\n  invariant outs"
     )
 
 

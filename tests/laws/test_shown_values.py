@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -93,7 +94,25 @@ def logged(x: Tensor) -> Tensor:
     return y
 
 
-PROGRAMS = (straight, scanned, looped, branched, checkpointed, written, logged)
+def formatted(x: Tensor) -> Tensor:
+    y, at = (x * x).sum(), x.argmax()
+    print("loss %.3f of %s at %d, 100%%" % (y.item(), "all", at.item()))  # noqa: UP031
+    print("loss " + str(y.item()) + " " + repr(at.item()))
+    print(", ".join(f"{k}={v:.2f}" for k, v in {"{y}": y, "at": at}.items()))
+    print("|".join(["a", f"{y:.1f}".rjust(12), f"{y:.1f}".ljust(12), "b"]) + "|")
+    return y
+
+
+def computed(x: Tensor) -> Tensor:
+    y, at = (x * x).sum(), x.argmax()
+    loss, n = y.item(), at.item()
+    print(f"{loss / 3:.3f} {100 * n / len(x):.1f}%", round(loss, 2), round(loss), int(y), float(at))
+    print(-loss % 2, n // 3, n**2, abs(-loss), max(loss, 1000.0), min(n, 1), n == 4, loss > n)
+    print({"sum": [loss + n, 1 - loss]}, math.sqrt(loss), math.floor(loss), math.ceil(loss))
+    return y
+
+
+PROGRAMS = (formatted, computed, straight, scanned, looped, branched, checkpointed, written, logged)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,15 @@ tensor, and returns a function of the graph, a text and tensors to call it with,
 from __future__ import annotations
 
 import collections
+import functools
 import logging
+import math
 import operator
 import re
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,9 +36,16 @@ OF_PYTHON = {
     "builtins:breakpoint": breakpoint,
     "warnings:warn": warnings.warn,
 }
+OPERATORS = "add sub mul truediv floordiv mod pow neg eq ne lt le gt ge"
+NUMBERS: dict[str, Callable[..., Any]] = {  # by the name of the function in Dynamo's graph
+    **{name: getattr(operator, name) for name in OPERATORS.split()},
+    **{"abs": abs, "round": round, "floor": math.floor, "ceil": math.ceil, "_sym_sqrt": math.sqrt},
+    **{"sym_float": float, "sym_int": int, "sym_min": min, "sym_max": max},
+}
 TEXTS = {str: "{!s}", repr: "{!r}"}
-FIELD = re.compile(r"%(%|[sr]|[-+ 0#]*\d*(?:\.\d+)?[feEgG])")  # of "..." % x
+FIELD = re.compile(r"%(%|[sr]|[-+ 0#]*\d*(?:\.\d+)?[dfeEgG])")  # of "..." % x
 NUMBERED = re.compile(r"{\w")  # a field with a number or a name
+ALIGNED = {"ljust": "<", "rjust": ">"}  # the methods of a text that pad it
 JOINS = operator.add, operator.iadd
 FUNCTIONS = types.FunctionType, types.BuiltinFunctionType, types.MethodType, type
 
@@ -58,6 +67,13 @@ class Delayed:
 
     def __init__(self, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.text, self.args, self.kwargs = text, args, kwargs
+
+
+class Computed:
+    """A number that Python computes from others, by a function of `NUMBERS`."""
+
+    def __init__(self, name: str, args: tuple[Any, ...]) -> None:
+        self.name, self.args = name, args
 
 
 def of_function(fn: Any) -> Prepare | None:
@@ -110,7 +126,8 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
     if isinstance(x, variables.TensorVariable):
         return Traced(x.as_proxy())
     if isinstance(x, SymNodeVariable):
-        return _number(x.as_proxy())
+        proxy = x.as_proxy()
+        return _number(proxy.node, proxy.tracer)
     if isinstance(x, StringFormatVariable):
         args = tuple(_object(tx, y, depth + 1) for y in x.sym_args)
         kwargs = {k: _object(tx, y, depth + 1) for k, y in x.sym_kwargs.items()}
@@ -135,11 +152,16 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
         return f"<{x.python_type_name()}>"
 
 
-def _number(proxy: Any) -> Traced:
-    """Return the number that `item` read from a tensor."""
-    node = proxy.node
+def _number(node: torch.fx.Node, tracer: Any) -> Traced | Computed:
+    """Return the number that `item` read from a tensor, or what is computed from such numbers."""
     if node.op == "call_method" and node.target == "item":
-        return Traced(torch.fx.Proxy(node.args[0], proxy.tracer), is_number=True)
+        return Traced(torch.fx.Proxy(node.args[0], tracer), is_number=True)
+    if node.op == "call_method" and node.target == "__round__":  # Dynamo removes functions alone
+        node.op, node.target = "call_function", round
+    name = getattr(node.target, "__name__", str(node.target))
+    if name in NUMBERS:
+        args = (_number(x, tracer) if isinstance(x, torch.fx.Node) else x for x in node.args)
+        return Computed(name, tuple(args))
     raise CaptureError.of(
         "print",
         "the function prints a number that is computed from a tensor's value",
@@ -184,8 +206,8 @@ def _cell(tx: Any, content: Any) -> types.CellType:
 
 
 def method_loaded(load: Callable[..., Any], tx: Any, name: str) -> None:
-    """Patch Dynamo's load of a method: of a container, without realizing it, or of the process's
-    output, which print stands for.
+    """Patch Dynamo's load of a method: of a container, without realizing it, of a text that tensors
+    are formatted in, or of the process's output, which print stands for.
     """
     from torch._dynamo.variables import GetAttrVariable
     from torch._dynamo.variables.base import VariableTracker
@@ -201,7 +223,44 @@ def method_loaded(load: Callable[..., Any], tx: Any, name: str) -> None:
         if kind in CONTAINERS and callable(getattr(kind, name, None)):
             tx.stack[-1] = GetAttrVariable(x, name)
             return
+    if name == "join" or name in ALIGNED:
+        text = x.realize()
+        if text.python_type() is str:
+            tx.stack[-1] = _text_method()(text, name)
+            return
     load(tx, name)
+
+
+@functools.cache
+def _text_method() -> Any:
+    """Make the Dynamo variable of a method of a text."""
+    from torch._dynamo.utils import unpack_iterable
+    from torch._dynamo.variables import ListVariable
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.misc import StringFormatVariable
+
+    class TextMethod(VariableTracker):
+        """A method that joins texts or pads one, of values that may not be known yet."""
+
+        def __init__(self, text: Any, name: str) -> None:
+            super().__init__()
+            self.text, self.name = text, name
+
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            given = [x.realize() for x in args]
+            is_delayed = isinstance(self.text, StringFormatVariable)
+            if self.name == "join" and not is_delayed and len(given) == 1:
+                items = [x.realize() for x in unpack_iterable(tx, given[0])]
+                if any(isinstance(x, StringFormatVariable) for x in items):
+                    separator = _escaped(self.text.as_python_constant())
+                    return StringFormatVariable(separator.join(["{}"] * len(items)), items, {})
+                args = [ListVariable(items)]
+            elif is_delayed and len(given) == 1 and given[0].is_python_constant():
+                width = f"{ALIGNED[self.name]}{given[0].as_python_constant()}"
+                return StringFormatVariable(f"{{:{width}}}", [self.text], {})
+            return self.text.call_method(tx, self.name, args, kwargs)
+
+    return TextMethod
 
 
 def _object_of(x: Any) -> Any:
@@ -298,17 +357,25 @@ def builtin_called(call: Callable[..., Any], builtin: Any, tx: Any, args: Any, k
             texts, values = zip(*formats, strict=True)
             return StringFormatVariable("".join(texts), [y for row in values for y in row], {})
     text = None
-    if fn in (str, repr) and len(args) == 1 and args[0].is_tensor():
+    if fn in (str, repr) and len(args) == 1 and _is_computed(args[0]):
         text = TEXTS[fn]
     elif fn is operator.mod and args[0].is_python_constant():
         left = args[0].as_python_constant()
         given = _items(args[1].realize()) if isinstance(left, str) else []
-        if any(x.is_tensor() for x in given):
-            text = _as_format(left)
+        if any(map(_is_computed, given)):
+            text = _as_format(left, given)
             args = given if text is not None else args
     if text is None:
         return call(builtin, tx, args, kwargs)
     return StringFormatVariable(text, [*args], {})
+
+
+def _is_computed(x: Any) -> bool:
+    """Check for a tensor, or a number that `item` reads from one."""
+    from torch._dynamo.variables.tensor import SymNodeVariable
+
+    x = x.realize()
+    return x.is_tensor() or isinstance(x, SymNodeVariable)
 
 
 def _format_of(x: Any) -> Any:
@@ -321,7 +388,12 @@ def _format_of(x: Any) -> Any:
         return (x.format_string, [*x.sym_args]) if is_plain else None
     if not x.is_python_constant() or not isinstance(x.as_python_constant(), str):
         return None
-    return x.as_python_constant().replace("{", "{{").replace("}", "}}"), []
+    return _escaped(x.as_python_constant()), []
+
+
+def _escaped(text: str) -> str:
+    """Write a text as a str.format of nothing."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _items(x: Any) -> list[Any]:
@@ -331,10 +403,12 @@ def _items(x: Any) -> list[Any]:
     return [y.realize() for y in x.items] if isinstance(x, TupleVariable) else [x]
 
 
-def _as_format(text: str) -> str | None:
+def _as_format(text: str, values: Sequence[Any]) -> str | None:
     """Rewrite "..." % x as a str.format; None where the two differ."""
-    plain = text.replace("{", "{{").replace("}", "}}")
-    if "%" in FIELD.sub("", text):
+    plain = _escaped(text)
+    fields = [match[1] for match in FIELD.finditer(text) if match[1] != "%"]
+    pairs = zip(fields, values, strict=False)
+    if "%" in FIELD.sub("", text) or any(f[-1] == "d" and not _is_integer(x) for f, x in pairs):
         return None
 
     def field(match: re.Match[str]) -> str:
@@ -342,3 +416,11 @@ def _as_format(text: str) -> str | None:
         return "%" if spec == "%" else f"{{!{spec}}}" if spec in "sr" else f"{{:{spec}}}"
 
     return FIELD.sub(field, plain)
+
+
+def _is_integer(x: Any) -> bool:
+    """Check for a value that "%d" writes as "{:d}" does."""
+    if x.is_tensor():
+        dtype = x.as_proxy().node.meta["example_value"].dtype
+        return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+    return x.python_type() is int
