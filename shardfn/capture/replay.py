@@ -17,6 +17,7 @@ from .aten_trace import note_derivative
 from .control_flow import bodies, control_flow_ops
 from .dynamo_nodes import BACKWARD, name_of
 from .refusals.derived_tangents import refuse_derived
+from .refusals.sparse_gradients import refuse_sparse_gradient
 from .rewrites import inner_gradients
 from .rewrites.custom_op_gradients import refuse_dropped
 
@@ -52,6 +53,7 @@ class Replay(torch.fx.Interpreter):
             if node.op in ("call_function", "call_method"):
                 given = self.fetch_args_kwargs_from_env(node)
                 refuse_derived(node, *given)
+                refuse_sparse_gradient(node, *given)
                 refuse_dropped(node, *given)
             return super().run_node(node)
         except ShardError:

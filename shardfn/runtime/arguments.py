@@ -648,7 +648,8 @@ def _instead(x: Any, path: str) -> str:
             "transform the bound method: at capture, shardfn then reads the object of the method"
         )
         return f"{bound}; or use static_argnums=0 of jit or shard; or make {kind} a NamedTuple"
-    if isinstance(x, (slice, range, set, frozenset, type(...))):
+    is_mask = kind == "BlockMask"  # of flex_attention
+    if is_mask or isinstance(x, (slice, range, set, frozenset, type(...))):
         return f"use static_argnums of jit or shard; or close over the {kind}"
     if type(x).__module__ == "numpy":
         return "torch.as_tensor(x); or x.item() for a constant"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 import shardfn as sf
 from shardfn import P, _tree
@@ -52,6 +53,9 @@ class Called:
 INSTEAD = {
     "sf.functionalize(module)": Module(),
     "use static_argnums of jit or shard; or close over the slice": slice(3),
+    "or close over the BlockMask": create_block_mask(
+        lambda b, h, i, j: i >= j, None, None, 128, 128, device="cpu"
+    ),
     "torch.as_tensor(x); or x.item() for a constant": np.ones(2),
     "use torch.as_tensor(x) for an array; use a dict, list": Called(),
 }

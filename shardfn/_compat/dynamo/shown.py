@@ -340,7 +340,11 @@ def run_called(fn: Any, _: Callable[..., Any], *args: Any, **kwargs: Any) -> Non
 def run_logged(
     _: Callable[..., Any], logger: Any, level: int, msg: Any, args: Any, *others: Any, **kwargs: Any
 ) -> None:
-    """Replace `Logger._log` in a module that is run and not traced."""
+    """Replace `Logger._log` in a module that is run and not traced. torch logs errors that it
+    raises as well.
+    """
+    if logger.name.startswith("torch."):
+        return
     run_called(logging.Logger, _, logger.name, "log", level, msg, *args)
 
 

@@ -40,8 +40,8 @@ OF_VALUES = (
 SHAPED = "call the module once on an example, which makes its parameters"
 
 DENSE = (
-    "call x.to_dense() outside of the function; or pass indices and values as arguments, and "
-    "use index_add"
+    "sparse=False for the gradient of an embedding; x.to_dense() outside of the function; or pass "
+    "indices and values as arguments, and use index_add"
 )
 
 DETACHED = (
