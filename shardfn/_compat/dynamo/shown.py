@@ -152,7 +152,7 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
         return f"<{x.python_type_name()}>"
 
 
-def _number(node: torch.fx.Node, tracer: Any) -> Traced | Computed:
+def _number(node: Any, tracer: Any) -> Traced | Computed:
     """Return the number that `item` read from a tensor, or what is computed from such numbers."""
     if node.op == "call_method" and node.target == "item":
         return Traced(torch.fx.Proxy(node.args[0], tracer), is_number=True)
