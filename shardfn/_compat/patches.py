@@ -704,11 +704,16 @@ COMPILATION = (
         is_mine=_always,
     ),
     Patch(
-        what="the order of collectives in compiled programs",
-        why="Inductor's reordering for locality and peak memory moves every reduction to the end",
-        lost="without shardfn's patch, compiled programs do not overlap communication with compute",
+        what="the order of compiled kernels",
+        why="a fused kernel may run before a scatter whose result the kernel reads, and Inductor's "
+        "reordering for locality and peak memory moves every reduction to the end",
+        lost="without shardfn's patch, compiled code may lose the gradient of an embedding, and "
+        "does not overlap communication with compute",
         until="later than 2.13",
-        calls={"torch._inductor.memory:reorder_for_peak_memory": reuse.order_kept},
+        calls={
+            "torch._inductor.memory:reorder_for_peak_memory": reuse.order_kept,
+            "torch._inductor.scheduler:SchedulerNode.recompute_size_and_body": (reuse.writers_kept),
+        },
         enter=_inductor_order,
         places=("torch._inductor.config:reorder_for_locality",),
         is_mine=_always,

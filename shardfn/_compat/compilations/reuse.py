@@ -1,4 +1,4 @@
-"""The memory of values that generated code writes over."""
+"""The order of kernels, and the memory of values that generated code writes over."""
 
 from __future__ import annotations
 
@@ -20,6 +20,27 @@ def order_kept(_: Callable[..., Any], nodes: list[Any], *graph: Any) -> list[Any
 
     prepare_planning_info(nodes, *graph)
     return nodes
+
+
+def writers_kept(_: Callable[..., Any], kernel: Any, *args: Any, **kwargs: Any) -> None:
+    """Patch how Inductor computes anew what a kernel reads, once it is fused: also the last writes
+    into a buffer, as torch does from 2.15 on.
+
+    A kernel that read the result of a scatter then depended on the buffer before the scatter, and
+    ran too early.
+
+    Args:
+        kernel: a node of Inductor's scheduler.
+        args: for its sizes and loops.
+        kwargs: for its sizes and loops.
+    """
+    from torch._inductor.dependencies import StarDep, WeakDep
+    from torch.utils._ordered_set import OrderedSet
+
+    orders = OrderedSet(x for x in kernel.read_writes.reads if isinstance(x, (StarDep, WeakDep)))
+    kernel._compute_attrs(*args, **kwargs)
+    reads = kernel.read_writes.with_read(orders)
+    kernel.set_read_writes(reads.rename(kernel.mutation_renames))
 
 
 def in_place_decided(original: Callable[[Any], None], loop: Any) -> None:
