@@ -41,6 +41,12 @@ def _by_zero(node: Any) -> bool:
     return is_integer and (isinstance(divisor, torch.fx.Node) or divisor == 0)
 
 
+def _to_negative_power(node: Any) -> bool:
+    """Check for a negative power of integers: torch raises an error, and compiled code gives 0."""
+    is_integer = not (node.meta["val"].is_floating_point() or node.meta["val"].is_complex())
+    return is_integer and node.args[1] < 0
+
+
 def _always(node: torch.fx.Node) -> bool:
     """Check nothing: the op of any such node runs by torch's kernel."""
     return True
@@ -60,5 +66,6 @@ WRONG: dict[Any, Callable[[torch.fx.Node], bool]] = {
     aten.remainder.Scalar: _by_zero,
     aten.remainder.Scalar_Tensor: _by_zero,
     aten.remainder.Tensor: _by_zero,
+    aten.pow.Tensor_Scalar: _to_negative_power,
     aten.erfinv.default: _always,  # half of the digits, near one
 }

@@ -19,10 +19,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 
 from .. import _compat
+from .graph_copies import copied
 from .higher_order import HigherOrder
 from .loops import Loop
 
@@ -81,6 +83,17 @@ def erase_debug_calls(graph: torch.fx.Graph) -> None:
     for node in reversed(graph.nodes):
         if node.target is DEBUG:
             graph.erase_node(node)
+        else:
+            erase_calls_inside(node)
+
+
+def erase_calls_inside(node: torch.fx.Node) -> None:
+    """Remove the debug ops from the loop of a node that recomputes another one."""
+    if isinstance(node.target, Loop) and has_effect(node):
+        graphs = tuple(map(copied, node.target.graphs))
+        for graph in graphs:
+            erase_debug_calls(graph)
+        node.target = attrs.evolve(node.target, graphs=graphs)
 
 
 def encode_call(kind: str, ranks: str, where: str, args: Any, kwargs: Any) -> tuple[list[Any], str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import attrs
 import torch
 
-from ..capture.graph_copies import copied
+from ..ops.graph_copies import copied
 from ..ops.loops import Loop
 from .check import check, check_plan, check_program
 from .passes.bucket import bucket

@@ -113,6 +113,12 @@ def test_an_integer_division_by_zero_is_torchs_error(name: str) -> None:
         sf.jit(DIVISIONS[name], backend="inductor")(a, zeros)
 
 
+def test_a_negative_power_of_integers_is_torchs_error() -> None:
+    for backend in ("aten", "inductor"):
+        with pytest.raises(RuntimeError, match="Integers to negative integer powers"):
+            sf.jit(lambda x: x**-1, backend=backend)(torch.tensor([4, 5, -7]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_functions_keep_their_digits_near_zero_and_overflow(dtype: torch.dtype) -> None:
     least, most = torch.finfo(dtype).tiny, torch.finfo(dtype).max

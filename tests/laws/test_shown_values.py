@@ -77,6 +77,21 @@ def checkpointed(x: Tensor) -> Tensor:
     return sf.checkpoint(straight)(x)
 
 
+def loops_checkpointed(x: Tensor) -> Tensor:
+    def nested(x: Tensor) -> Tensor:
+        def outer(c: Tensor, row: Tensor) -> Any:
+            show("outer {:.4f}", c)
+            return sf.scan(lambda c, row: (inner(c, row), c), c + row, x)
+
+        def inner(c: Tensor, row: Tensor) -> Tensor:
+            show("inner {:.4f}", c)
+            return c * row.cos()
+
+        return sf.scan(outer, x.sum(), x)[0]
+
+    return sf.checkpoint(scanned)(x) + sf.checkpoint(nested)(x)
+
+
 def written(x: Tensor) -> Tensor:
     y = (x * x).sum()
     sys.stdout.write(f"y {y:.3f}\n")
@@ -112,7 +127,18 @@ def computed(x: Tensor) -> Tensor:
     return y
 
 
-PROGRAMS = (formatted, computed, straight, scanned, looped, branched, checkpointed, written, logged)
+PROGRAMS = (
+    formatted,
+    computed,
+    straight,
+    scanned,
+    looped,
+    branched,
+    checkpointed,
+    loops_checkpointed,
+    written,
+    logged,
+)
 
 
 @contextlib.contextmanager

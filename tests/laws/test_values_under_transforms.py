@@ -125,3 +125,14 @@ def test_a_number_without_a_bin_is_an_error_on_any_shard() -> None:
     with sf.fake_world(2), pytest.raises(Exception, match="out of bounds"):
         count = lambda x: torch.bincount(x, minlength=4)
         sf.full(sf.shard(count, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")(I))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.uint8, torch.bool, torch.int64])
+def test_products_of_integers_have_their_dtype_under_vmap(dtype: torch.dtype) -> None:
+    x = torch.arange(-5, 25).reshape(2, 5, 3).to(dtype)
+    at = torch.arange(30).reshape(2, 5, 3) % 4
+    by_element = lambda x, i: x.scatter_reduce(0, i, x.flip(0), "prod")
+    by_row = lambda x, i: x.index_reduce(0, i[:, 0], x.flip(0), "prod", include_self=False)
+    for fn in (by_element, by_row):
+        wanted = torch.stack([fn(*rows) for rows in zip(x, at, strict=True)])
+        assert_close(sf.jit(sf.vmap(fn), backend="aten")(x, at), wanted)

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 
-from ...ops import placement
+from ...ops import debug, placement
 from ...ops.nodes import args_of, remove_unread
 from .. import annotations as sources
 from ..drawing import draws
@@ -289,6 +289,7 @@ class _Region:
         again = self.copies[node] = self.graph.node_copy(node, self.current)
         again.meta = self.about(node, reader)
         again.meta["custom"][sources.RECOMPUTED] = True
+        debug.erase_calls_inside(again)
         self.work.enter(again, reader)
         if any(x in self.late for x in again.all_input_nodes):
             self.late.add(again)

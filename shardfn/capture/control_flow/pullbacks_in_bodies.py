@@ -15,12 +15,12 @@ import attrs
 import torch
 
 from ...errors import CaptureError
+from ...ops.graph_copies import copied
 from ...ops.nodes import args_of
 from ...random import ambient
 from .. import annotations as sources
 from .. import transform_levels
 from ..dynamo_nodes import children_of, is_wrap, name_of, nodes_in
-from ..graph_copies import copied
 
 Nodes = dict[torch.fx.Node, torch.fx.Node]  # the copy of each node
 # torch.func's, and ours for torch.autograd.grad

@@ -147,7 +147,7 @@ def scatter_reduce(
     shape[dim] = -1
     places = torch.arange(x.shape[dim], device=x.device).reshape(shape)
     hit = index.unsqueeze(dim) == places  # (.., place, source, ..)
-    product = torch.where(hit, src.unsqueeze(dim), 1).prod(dim + 1)
+    product = torch.where(hit, src.unsqueeze(dim), 1).prod(dim + 1).to(x.dtype)
     return x * product if include_self else torch.where(hit.any(dim + 1), product, x)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 import torch
 
-from ...capture.graph_copies import copied
 from ...collectives import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDUCE_SCATTER, implement
+from ...ops.graph_copies import copied
 from ...ops.nodes import args_of
 from ...ops.pack import PACK
 from ..reorder import sort

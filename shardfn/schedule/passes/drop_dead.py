@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from ...capture.graph_copies import copied
 from ...ops.debug import has_effect
+from ...ops.graph_copies import copied
 from ...ops.loops import Loop, inner_nodes
 from ...ops.pipeline import Pipeline
 from ..schedule_plan import SchedulePlan

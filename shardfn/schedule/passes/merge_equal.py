@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...capture.graph_copies import copied
+from ...ops.graph_copies import copied
 from ..schedule_plan import SchedulePlan
 
 
