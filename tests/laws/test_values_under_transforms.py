@@ -133,6 +133,6 @@ def test_products_of_integers_have_their_dtype_under_vmap(dtype: torch.dtype) ->
     at = torch.arange(30).reshape(2, 5, 3) % 4
     by_element = lambda x, i: x.scatter_reduce(0, i, x.flip(0), "prod")
     by_row = lambda x, i: x.index_reduce(0, i[:, 0], x.flip(0), "prod", include_self=False)
-    for fn in (by_element, by_row):
+    for fn in (by_element,) if dtype is torch.bool else (by_element, by_row):
         wanted = torch.stack([fn(*rows) for rows in zip(x, at, strict=True)])
         assert_close(sf.jit(sf.vmap(fn), backend="aten")(x, at), wanted)
