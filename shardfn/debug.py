@@ -228,8 +228,9 @@ def _log_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
 def _warning_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
     """Build the call of `warnings.warn`."""
     arguments = dict(zip(("message", "category"), args, strict=False)) | kwargs
-    category = arguments.get("category") or UserWarning
-    return _call_or_defer("warn", where, [arguments["message"], category], {})
+    message = arguments["message"]
+    category = getattr(message, "kind", arguments.get("category") or UserWarning)
+    return _call_or_defer("warn", where, [message, category], {})
 
 
 def _call_or_defer(kind: str, where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:

@@ -169,6 +169,7 @@ ONCE = (
     State("_compat.distributed.groups", "_unreduced_class", "a class over torch's"),
     State("_compat.distributed.groups", "_gone_class", "a class over torch's"),
     State("_compat.dynamo.reading", "_handler", "functions that Dynamo traces in place of others"),
+    State("_compat.dynamo.shown", "_text_method", "Dynamo's class for methods of texts"),
     State("_compat.cpp_kernels.units", "_processor", "the processor's instruction sets"),
     State(
         "_compat.compilations.environment",

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -292,3 +293,26 @@ def test_real_ranks_show_global_values_and_their_own(backend: str) -> None:
     first, second = run_ranks(2, ranks, backend)
     assert first == ["first [3.0, -4.0, 1.0, 6.0, 14.0]", "all 10.0", "own [1.5, -2.0]"]
     assert second == ["all 10.0", "own [0.5, 3.0]"]
+
+
+def warns(x: Tensor) -> Tensor:
+    warnings.warn(FutureWarning(f"old {x.sum():.2f}"))  # noqa: B028
+    warnings.warn(Own("own %.1f" % x.max()))  # noqa: UP031, B028
+    warnings.warn(f"plain {x.sum():.2f}", RuntimeWarning)  # noqa: B028
+    return x * 2
+
+
+class Own(UserWarning):
+    pass
+
+
+@pytest.mark.parametrize("name", ["jit", "grad"])
+def test_a_warning_keeps_its_class_and_text(name: str) -> None:
+    call = {"jit": sf.jit(warns, backend="aten"), "grad": sf.grad(lambda x: warns(x).sum())}[name]
+    shown = []
+    for fn in (warns, call, call):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            fn(X)
+        shown.append([(w.category, str(w.message)) for w in found if w.filename == __file__])
+    assert shown[1] == shown[2] == shown[0] and len(shown[0]) == 3

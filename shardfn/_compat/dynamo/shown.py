@@ -69,6 +69,14 @@ class Delayed:
         self.text, self.args, self.kwargs = text, args, kwargs
 
 
+class DelayedWarning(Delayed):
+    """A Warning whose text has values that are not known yet."""
+
+    def __init__(self, kind: type[Warning], args: tuple[Any, ...]) -> None:
+        super().__init__("{}", args, {})
+        self.kind = kind
+
+
 class Computed:
     """A number that Python computes from others, by a function of `NUMBERS`."""
 
@@ -146,10 +154,26 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
         return getattr(owner, x.name)
     if x.source is not None and not x.is_python_constant():
         return tx.output.resolve_source_value(x.source)
+    if (warning := _warning(tx, x, depth)) is not None:
+        return warning
     try:
         return x.as_python_constant()
     except NotImplementedError:
         return f"<{x.python_type_name()}>"
+
+
+def _warning(tx: Any, x: Any, depth: int) -> DelayedWarning | None:
+    """Return a Warning with one argument that the function makes; None for other values."""
+    from torch._dynamo import variables
+    from torch._dynamo.variables.user_defined import UserDefinedExceptionObjectVariable
+
+    if not isinstance(x, (variables.ExceptionVariable, UserDefinedExceptionObjectVariable)):
+        return None
+    kind = x.python_type()
+    args = getattr(x, "_base_vt", x).args
+    if not issubclass(kind, Warning) or len(args) != 1:
+        return None
+    return DelayedWarning(kind, (_object(tx, args[0], depth + 1),))
 
 
 def _number(node: Any, tracer: Any) -> Traced | Computed:

@@ -11,7 +11,8 @@ from ...errors import CaptureError
 from .. import annotations as sources
 from ..dynamo_nodes import name_of
 
-SPARSE = {"embedding": 4, "_embedding_bag": 5}  # the place of the argument `sparse` of torch's op
+# the places of the argument `sparse` of torch's functions with a name
+SPARSE = {"embedding": (4, 6), "embedding_bag": (7,), "_embedding_bag": (5,)}
 
 
 def refuse_sparse_gradient(
@@ -23,10 +24,11 @@ def refuse_sparse_gradient(
         CaptureError: names the op and the line.
     """
     name = name_of(node)
-    place = SPARSE.get(name)
-    if place is None or not (args[place] if len(args) > place else kwargs.get("sparse")):
+    given = [*(args[i] for i in SPARSE.get(name, ()) if i < len(args)), kwargs.get("sparse")]
+    if name not in SPARSE or True not in [x for x in given if isinstance(x, bool)]:
         return
-    weight = next(x for x in args if isinstance(x, torch.Tensor) and x.is_floating_point())
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    weight = next(x for x in tensors if x.is_floating_point())
     if (weight.requires_grad and torch.is_grad_enabled()) or _compat.followed([weight]):
         raise CaptureError.of(
             f"op {name.strip('_')}",
