@@ -167,7 +167,8 @@ def _warning(tx: Any, x: Any, depth: int) -> DelayedWarning | None:
     from torch._dynamo import variables
     from torch._dynamo.variables.user_defined import UserDefinedExceptionObjectVariable
 
-    if not isinstance(x, (variables.ExceptionVariable, UserDefinedExceptionObjectVariable)):
+    known: Any = variables
+    if not isinstance(x, (known.ExceptionVariable, UserDefinedExceptionObjectVariable)):
         return None
     kind = x.python_type()
     args = getattr(x, "_base_vt", x).args
