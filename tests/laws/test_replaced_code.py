@@ -211,3 +211,13 @@ def test_scripts_that_run_one_after_the_other_have_globals_of_their_own(tmp_path
         assert torch.equal(found[0], found[1]) and torch.equal(found[3], found[4])
         assert torch.equal(found[2], torch.full_like(X, value**3))
         assert torch.equal(found[5], torch.full_like(X, value**2))
+
+
+def test_a_class_without_a_module_is_read() -> None:
+    scope: dict[str, Any] = {"__name__": None}
+    exec(  # as a configuration file is run
+        "class Scale:\n    def of(self, x):\n        return x * 3\nscale = Scale()\n"
+        "def f(x):\n    return scale.of(x)",
+        scope,
+    )
+    assert_close(sf.jit(scope["f"], backend="aten")(X), X * 3)

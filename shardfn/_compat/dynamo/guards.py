@@ -224,7 +224,7 @@ def _homes(classes: Iterable[type], fn: Any) -> Iterator[tuple[type, type, str]]
     """Find the user's classes in MROs that define a function, with its names there."""
     for nearest in classes:
         for base in nearest.__mro__:
-            if base.__module__.partition(".")[0] not in ("torch", "builtins"):
+            if (base.__module__ or "").partition(".")[0] not in ("torch", "builtins"):
                 for name, x in base.__dict__.items():
                     if x is fn or (isinstance(x, (classmethod, staticmethod)) and x.__func__ is fn):
                         yield nearest, base, name

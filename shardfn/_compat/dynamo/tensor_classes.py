@@ -21,7 +21,11 @@ def is_foreign(x: Any) -> bool:
     kind = type(x)
     if isinstance(x, DTensor):
         return True
-    if not isinstance(x, torch.Tensor) or kind in PLAIN or kind.__module__.startswith("shardfn."):
+    if (
+        not isinstance(x, torch.Tensor)
+        or kind in PLAIN
+        or (kind.__module__ or "").startswith("shardfn.")
+    ):
         return False
     if isinstance(x, torch.nn.Parameter):  # a harmless subclass that only names a kind of parameter
         return kind.__torch_function__ is not torch.nn.Parameter.__torch_function__

@@ -378,7 +378,7 @@ def _of_object(name: str, x: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object, by name. A transform's name is left out of the paths of its
     attributes.
     """
-    ours = type(x).__module__.startswith(__name__.partition(".")[0])
+    ours = (type(x).__module__ or "").startswith(__name__.partition(".")[0])
     slots = [
         s for kind in type(x).__mro__ for s in getattr(kind, "__slots__", ()) if isinstance(s, str)
     ]

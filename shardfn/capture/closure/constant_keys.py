@@ -108,7 +108,9 @@ def is_constant(x: Any) -> bool:
 
 
 def _of_object(x: Any, depth: int) -> Any:
-    if callable(x) and (hasattr(x, "__wrapped__") or type(x).__module__.startswith("torch._ops")):
+    if callable(x) and (
+        hasattr(x, "__wrapped__") or (type(x).__module__ or "").startswith("torch._ops")
+    ):
         return IdentityKey(x)
     if hasattr(x, "tobytes") and hasattr(x, "dtype"):  # an array or a scalar of NumPy
         return str(x.dtype), x.shape, x.tobytes()

@@ -257,8 +257,10 @@ OF_SAMPLES = (
     ("doesn't match the broadcast shape", *SHARED),
     (
         "doesn't work on out=",
-        "under vmap, the function writes to an out= tensor",
-        "use the op without out=, which returns the value",
+        "under vmap, the function writes to an out= tensor, or calls a view op that torch's vmap "
+        "does not support",
+        "use the op without out=, which returns the value; or copy the tensor before the view op: "
+        "x.conj().resolve_conj().imag",
     ),
 )
 

@@ -74,7 +74,7 @@ def apply_function(call: Callable[..., Any], function: Function, *args: Any, **k
             fix="torch.func.functional_call(module, params, args) in place of functionalize",
             source=_replayed_line() or _definition(function),
         )
-    is_users = not function.__module__.startswith("shardfn.")
+    is_users = not (function.__module__ or "").startswith("shardfn.")
     has_jvp = function.jvp is not torch.autograd.Function.jvp
     if is_users and has_jvp and _compat.followed([*args, *kwargs.values()]).count("jvp") > 1:
         got, fix = TANGENT
