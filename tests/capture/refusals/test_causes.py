@@ -138,7 +138,8 @@ PROGRAMS = {
     ),
     "an out= under vmap": (
         lambda x: sf.vmap(writes_to_an_out)(torch.stack([x, x])),
-        "under vmap, the function writes to an out= tensor",
+        "under vmap, the function writes to an out= tensor, or calls a view op that torch's vmap "
+        "does not support",
     ),
     "max_norm": (
         lambda x: F.embedding(torch.tensor([0, 1]), x.reshape(2, 3), max_norm=0.5),
