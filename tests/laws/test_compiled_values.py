@@ -192,3 +192,23 @@ def test_our_decompositions_stand_before_inductors_and_hide_none() -> None:
         result, own = table[op](a, b, **options), theirs(a, b, **options)
         hidden += [op] if result is NotImplemented and own is not NotImplemented else []
     assert not hidden
+
+
+TARGETS = torch.tensor([[1, 0, -1, 2], [3, -1, -1, -1], [0, 1, 2, 3], [-1, 0, 1, 2], [2, 2, -1, 0]])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_margin_loss_ignores_the_labels_after_the_end_of_a_target(reduction: str) -> None:
+    x = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loss = lambda x, y: F.multilabel_margin_loss(x, y, reduction=reduction)
+    for backend in ("aten", "inductor"):
+        assert_close(sf.jit(loss, backend=backend)(x, TARGETS), loss(x, TARGETS))
+        assert_close(sf.jit(loss, backend=backend)(x[0], TARGETS[0]), loss(x[0], TARGETS[0]))
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(leaf, TARGETS).sum(), leaf)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        step = sf.value_and_grad(lambda x, y: loss(x, y).sum())
+        value, gradient = sf.shard(step, mesh, (sf.P("dp"), sf.P("dp")), backend="aten")(x, TARGETS)
+        assert_close(sf.full(value), loss(x, TARGETS).sum())
+        assert_close(sf.full(gradient), wanted)

@@ -211,6 +211,25 @@ def _scatter_reduce(
     return torch.where(counts == 0, x, total)
 
 
+def _multilabel_margin_loss(
+    x: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss, and which classes are labels. Torch's adds terms for what follows the first -1 of
+    a target (until torch 2.15).
+    """
+    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
+    classes = rows.shape[1]
+    is_label = (labels == -1).cumsum(1) == 0
+    known = torch.where(is_label, labels, -1)
+    is_target = (known.unsqueeze(-1) == torch.arange(classes, device=x.device)).any(1)
+    scores = rows.gather(1, known.clamp_min(0)).unsqueeze(-1)
+    counts = is_label.unsqueeze(-1) & ~is_target.unsqueeze(1)
+    margins = torch.where(counts, (1 - scores + rows.unsqueeze(1)).clamp_min(0), 0)
+    loss = margins.sum((1, 2)) / classes
+    reduced = (loss.reshape(x.shape[:-1]), loss.mean(), loss.sum())[reduction]
+    return reduced, is_target.to(x.dtype).reshape(target.shape)
+
+
 EXTREMES = {"amax": -math.inf, "amin": math.inf}
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 OWN: dict[Any, Callable[..., Any]] = {
@@ -222,6 +241,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten.max.default: _unless_empty(aten.amax.default),
     aten.min.default: _unless_empty(aten.amin.default),
     aten.scatter_reduce.two: _scatter_reduce,
+    aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss,
     aten.addmm.default: _product_then_add(aten.mm.default),
     aten.addbmm.default: _product_then_add(_sum_of_products),
     aten.addmv.default: _product_then_add(aten.mv.default),
