@@ -212,3 +212,16 @@ def test_a_margin_loss_ignores_the_labels_after_the_end_of_a_target(reduction: s
         value, gradient = sf.shard(step, mesh, (sf.P("dp"), sf.P("dp")), backend="aten")(x, TARGETS)
         assert_close(sf.full(value), loss(x, TARGETS).sum())
         assert_close(sf.full(gradient), wanted)
+
+
+@pytest.mark.parametrize("label", [torch.tensor(2), torch.tensor([2])], ids=["one", "a row"])
+def test_the_margin_loss_of_one_sample_has_the_shape_of_its_target(label: torch.Tensor) -> None:
+    x = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for reduction in ("none", "mean"):
+        loss = lambda x: F.multi_margin_loss(x, label, p=2, margin=0.5, reduction=reduction)  # noqa: B023
+        found, wanted = sf.jit(loss, backend="aten")(x), loss(x)
+        assert_close(found, wanted)
+        assert found.shape == wanted.shape
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(leaf).sum(), leaf)
+        assert_close(sf.grad(lambda x: loss(x).sum())(x), gradient)  # noqa: B023

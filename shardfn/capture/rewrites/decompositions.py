@@ -211,6 +211,21 @@ def _scatter_reduce(
     return torch.where(counts == 0, x, total)
 
 
+def _multi_margin_loss(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: Any = None,
+    by: int = 1,
+) -> torch.Tensor:
+    """The losses of one sample, in the shape of its target, where torch's have another dim."""
+    if x.dim() != 1 or by:
+        return NotImplemented
+    row, label = x.unsqueeze(0), target.reshape(1)
+    return aten.multi_margin_loss.default(row, label, p, margin, weight, by).reshape(target.shape)
+
+
 def _multilabel_margin_loss(
     x: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -250,7 +265,11 @@ OWN: dict[Any, Callable[..., Any]] = {
 }
 
 # before torch's, which they leave the rest to
-FIRST = {aten.linspace.default: _linspace, aten.roll.default: _roll}
+FIRST = {
+    aten.linspace.default: _linspace,
+    aten.multi_margin_loss.default: _multi_margin_loss,
+    aten.roll.default: _roll,
+}
 
 
 @functools.cache
