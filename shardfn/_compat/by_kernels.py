@@ -47,6 +47,14 @@ def _to_negative_power(node: Any) -> bool:
     return is_integer and node.args[1] < 0
 
 
+def _is_padded_pool(node: Any) -> bool:
+    """Check for a pool with padding: Inductor takes a place in the padding where all of a large
+    window is the smallest value of its dtype. Small windows have a decomposition.
+    """
+    padding = node.args[3] if len(node.args) > 3 else node.kwargs.get("padding", 0)
+    return any(padding) if isinstance(padding, (list, tuple)) else padding != 0
+
+
 def _always(node: torch.fx.Node) -> bool:
     """Check nothing: the op of any such node runs by torch's kernel."""
     return True
@@ -66,6 +74,8 @@ WRONG: dict[Any, Callable[[torch.fx.Node], bool]] = {
     aten.remainder.Scalar: _by_zero,
     aten.remainder.Scalar_Tensor: _by_zero,
     aten.remainder.Tensor: _by_zero,
+    aten.max_pool2d_with_indices.default: _is_padded_pool,
+    aten.max_pool3d_with_indices.default: _is_padded_pool,
     aten.pow.Tensor_Scalar: _to_negative_power,
     aten.erfinv.default: _always,  # half of the digits, near one
 }

@@ -5,7 +5,7 @@ Each of these is wrong under `torch.compile` as well (torch 2.11 to 2.13).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,13 @@ def table() -> dict[Any, Any]:
     """Return Inductor's decomposition table, with ours in place of the decompositions that change
     values.
     """
+    from torch._inductor import inductor_prims
     from torch._inductor.decomposition import select_decomp_table
 
     theirs = select_decomp_table()
-    return {**theirs, **{op: before(ours, theirs.get(op)) for op, ours in OURS.items()}}
+    of_pools: Any = inductor_prims._low_memory_max_pool_offsets_to_indices
+    known = {**theirs, of_pools: _max_pool_indices}
+    return {**known, **{op: before(ours, theirs.get(op)) for op, ours in OURS.items()}}
 
 
 def before(ours: Callable[..., Any], theirs: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -34,6 +37,42 @@ def before(ours: Callable[..., Any], theirs: Callable[..., Any] | None) -> Calla
         return result
 
     return decomposed
+
+
+def _max_pool_indices(
+    offsets: torch.Tensor,
+    kernel: Sequence[int],
+    sizes: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> torch.Tensor:
+    """Decompose the places of the maxima in the input of a pool. Where all of a window is the
+    smallest value of its dtype, Inductor takes a place in the padding; torch takes the first one
+    of the input.
+
+    Args:
+        offsets: the place of each maximum in its window.
+        kernel: the sizes of a window.
+        sizes: the sizes of the dims that are pooled.
+        stride: from one window to the next.
+        padding: the elements before the input, in each dim.
+        dilation: from one element of a window to the next.
+    """
+    count = len(kernel)
+    rest, places = offsets.to(torch.int64), torch.zeros_like(offsets, dtype=torch.int64)
+    steps = []
+    for size in reversed(kernel):
+        steps.insert(0, rest % size)
+        rest = rest // size
+    for d, step in enumerate(steps):
+        shape = [1] * offsets.dim()
+        shape[d - count] = -1
+        window = torch.arange(offsets.shape[d - count], device=offsets.device).reshape(shape)
+        start = window * stride[d] - padding[d]
+        first = (-start + dilation[d] - 1) // dilation[d]
+        places = places * sizes[d] + start + torch.maximum(step, first) * dilation[d]
+    return places
 
 
 def _cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:

@@ -225,3 +225,33 @@ def test_the_margin_loss_of_one_sample_has_the_shape_of_its_target(label: torch.
         leaf = x.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(leaf).sum(), leaf)
         assert_close(sf.grad(lambda x: loss(x).sum())(x), gradient)  # noqa: B023
+
+
+POOLS = {
+    "2d": (F.max_pool2d, (2, 9, 8), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    "dilated": (F.max_pool2d, (2, 9, 8), {"kernel_size": 3, "padding": 1, "dilation": 2}),
+    "uneven": (
+        F.max_pool2d,
+        (2, 9, 8),
+        {"kernel_size": (3, 2), "stride": (1, 2), "padding": (1, 1), "ceil_mode": True},
+    ),
+    "large": (F.max_pool2d, (2, 11, 12), {"kernel_size": 7, "stride": 2, "padding": 3}),
+    "1d": (F.max_pool1d, (2, 3, 9), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    "3d": (F.max_pool3d, (1, 2, 5, 6, 4), {"kernel_size": 3, "stride": 2, "padding": 1}),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_pool_of_the_smallest_values_has_torchs_places_and_gradients(name: str) -> None:
+    pool, shape, options = POOLS[name]
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[0, ..., :5, :] = -torch.inf
+    x[..., :2] = -torch.inf
+    both = lambda x: pool(x, return_indices=True, **options)
+    for t in (x, (x * 8).nan_to_num(neginf=0).clamp(0).to(torch.uint8)):
+        if t is x or name not in ("1d", "3d"):  # torch has no others of bytes
+            assert_close(sf.jit(both, backend="inductor")(t), both(t))
+    loss = lambda x: (pool(x, **options).nan_to_num(neginf=0.5) * 3).square().sum()
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(leaf), leaf)
+    assert_close(sf.jit(sf.grad(loss), backend="inductor")(x), wanted)
