@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -316,3 +317,25 @@ def test_a_warning_keeps_its_class_and_text(name: str) -> None:
             fn(X)
         shown.append([(w.category, str(w.message)) for w in found if w.filename == __file__])
     assert shown[1] == shown[2] == shown[0] and len(shown[0]) == 3
+
+
+class Queue:
+    def join(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def test_other_methods_of_the_name_join_are_read() -> None:
+    queue = Queue()
+
+    def joins(x: Tensor) -> Tensor:
+        name = os.path.join("a", "b") + "-".join(["c", "d"]) + "e".rjust(3)
+        return queue.join(x) * len(name)
+
+    assert torch.equal(sf.jit(joins, backend="aten")(X), joins(X))
+
+
+def test_what_torch_logs_of_an_error_that_it_raises_is_not_shown(capfd: Any) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        sf.jit(lambda x: x @ x, backend="aten")(torch.ones(2, 3))
+    shown = capfd.readouterr()
+    assert "failed while attempting" not in shown.out + shown.err

@@ -250,7 +250,7 @@ def method_loaded(load: Callable[..., Any], tx: Any, name: str) -> None:
             return
     if name == "join" or name in ALIGNED:
         text = x.realize()
-        if text.python_type() is str:
+        if _is_text(text):
             tx.stack[-1] = _text_method()(text, name)
             return
     load(tx, name)
@@ -366,9 +366,11 @@ def run_logged(
     _: Callable[..., Any], logger: Any, level: int, msg: Any, args: Any, *others: Any, **kwargs: Any
 ) -> None:
     """Replace `Logger._log` in a module that is run and not traced. torch logs errors that it
-    raises as well.
+    raises as well, which are not shown twice; its other logs stay its own.
     """
     if logger.name.startswith("torch."):
+        if level < logging.ERROR:
+            _(logger, level, msg, args, *others, **kwargs)
         return
     run_called(logging.Logger, _, logger.name, "log", level, msg, *args)
 
@@ -418,6 +420,14 @@ def _format_of(x: Any) -> Any:
     if not x.is_python_constant() or not isinstance(x.as_python_constant(), str):
         return None
     return _escaped(x.as_python_constant()), []
+
+
+def _is_text(x: Any) -> bool:
+    """Check for a str, also one of values that are not known yet. Not each variable has a type."""
+    from torch._dynamo.variables.misc import StringFormatVariable
+
+    is_constant = x.is_python_constant() and isinstance(x.as_python_constant(), str)
+    return is_constant or isinstance(x, StringFormatVariable)
 
 
 def _escaped(text: str) -> str:
