@@ -529,9 +529,10 @@ CHECKPOINTED = Patch(
 )
 
 PRINTS = Patch(
-    what="print, breakpoint, warnings and loggers in captured modules",
+    what="print, breakpoint, warnings and loggers in captured modules and autograd.Functions",
     why="print and loggers would run once, at capture, and show fake tensors",
-    lost="without shardfn's patch, print in a module shows the fake tensors of the trace",
+    lost="without shardfn's patch, print in a module or an autograd.Function shows the fake "
+    "tensors of the trace",
     calls={
         **{place: functools.partial(shown.run_called, fn) for place, fn in shown.OF_PYTHON.items()},
         "logging:Logger._log": shown.run_logged,
@@ -760,6 +761,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         ),
     ),
     "module": MODULE,
+    "functions": (PRINTS,),  # while a method of an autograd.Function runs
     "again": (PRINTS, CHECKPOINTED),  # while Python runs to find an error
     "backward hooks": (
         Patch(

@@ -7,6 +7,7 @@ tensors that it saves are further results.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ from .autograd_function_records import (
     may_have_gradient,
 )
 
+Base = torch.autograd.Function
 Function = type[torch.autograd.Function]
 # reasons to refuse a call: the problem, and the suggestion
 WRITES = ("the forward writes in place to an argument", "write a forward that returns a new tensor")
@@ -84,7 +86,7 @@ def apply_function(call: Callable[..., Any], function: Function, *args: Any, **k
         leaked_values.watch(_name(function), inspect.unwrap(fn), is_pure=is_users)
     leaked_values.note_methods(function)
     if not _compat.takes_context(function):
-        return call(_taking_gradients(function), *args, **kwargs)
+        return call(_run_in_capture(function), *args, **kwargs)
     if kwargs:
         bound = inspect.signature(function.forward).bind(None, *args, **kwargs)
         args = bound.args[1:]
@@ -150,7 +152,8 @@ class RecordedCall:
                 args[i] = next(feed)
         before = _versions(tensors)
         arguments = _tree.unflatten(self.treedef, args)
-        out: Any = self.function.forward(context, *arguments)
+        with _python_shown():
+            out: Any = self.function.forward(context, *arguments)
         is_written = _versions(tensors) != before
         if is_written or context.dirty_tensors:
             self.refuse(*WRITES)
@@ -213,7 +216,7 @@ class RecordedCall:
             is_end = isinstance(x, TensorPlace)
             of_results.append(cotangents[x.at] if is_end else None)
         context, context.saved_tensors, _ = self._context(ctx)
-        with _gradients_inside(self.function):
+        with _gradients_inside(self.function), _python_shown():
             gradients = self._gradients(context, of_results)
         count = len(self.args)
         is_more = any(g is not None for g in gradients[count:])
@@ -253,7 +256,8 @@ class RecordedCall:
             if number is not None:
                 of_arguments[number] = tangent
         context, _, context.saved_tensors = self._context(ctx)
-        results = _as_tuple(self.function.jvp(context, *of_arguments))
+        with _python_shown():
+            results = _as_tuple(self.function.jvp(context, *of_arguments))
         of_outs: list[Any] = []
         for tangent, x in zip(results, self.record.outs, strict=True):
             if isinstance(x, TensorPlace):
@@ -300,16 +304,36 @@ def _refuse(function: Function, got: str, fix: str, source: str | None) -> NoRet
     )
 
 
-def _taking_gradients(function: Function) -> Function:
-    """An autograd.Function with `setup_context`, whose backward may take gradients itself."""
-    backward: Any = function.backward
-
-    def allowed(ctx: Any, *cotangents: Any) -> Any:
-        with _gradients_inside(function):
-            return backward(ctx, *cotangents)
-
-    members = {"backward": staticmethod(allowed), "__module__": function.__module__}
+def _run_in_capture(function: Function) -> Function:
+    """An autograd.Function with `setup_context`, whose methods run as in a capture. Its backward
+    may take gradients itself.
+    """
+    methods = "forward", "setup_context", "backward", "jvp", "vmap"
+    own = [name for name in methods if getattr(function, name) is not getattr(Base, name)]
+    members: dict[str, Any] = {"__module__": function.__module__}
+    for name in own:
+        members[name] = staticmethod(_method_run(function, name))
     return type(function.__name__, (function,), members)
+
+
+def _method_run(function: Function, name: str) -> Callable[..., Any]:
+    """A method of an autograd.Function, run as in a capture."""
+    method = getattr(function, name)
+
+    @functools.wraps(method)
+    def run(*args: Any) -> Any:
+        inside = _gradients_inside(function) if name == "backward" else contextlib.nullcontext()
+        with inside, _python_shown():
+            return method(*args)
+
+    return run
+
+
+@contextlib.contextmanager
+def _python_shown() -> Iterator[None]:
+    """Turn print and its like, in a method that runs, into ops that show values."""
+    with _compat.reading(), _compat.patched("functions"):
+        yield
 
 
 @contextlib.contextmanager

@@ -525,3 +525,48 @@ def test_the_pullback_in_a_backward_has_second_derivatives() -> None:
     loss = lambda x: Advised.apply(x).square().sum()
     second = lambda loss: sf.grad(lambda x: sf.grad(loss)(x).sin().sum())
     assert_close(second(loss)(x), second(plain)(x))
+
+
+class LoudOfContext(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        print("forward", x)
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        print("backward", g, x.sum())
+        return 2 * x * g
+
+
+class LoudOfSetup(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        print("forward", x)
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    backward = staticmethod(LoudOfContext.backward)
+
+
+@pytest.mark.parametrize("function", [LoudOfContext, LoudOfSetup])
+def test_its_methods_print_the_values_of_each_call(function: Any, capsys: Any) -> None:
+    gradient = sf.grad(lambda x: function.apply(x).sum())
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        for step in (gradient, sf.shard(gradient, mesh, P("dp"), backend="aten")):
+            for x in (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])):
+                step(x)
+                shown = capsys.readouterr().out.splitlines()
+                assert shown == [f"forward {x}", f"backward {torch.ones(2)} {x.sum()!s}"]
+
+
+def test_a_function_that_prints_is_refused_by_name(capsys: Any) -> None:
+    with pytest.raises(CaptureError, match="You must implement the jvp function"):
+        sf.jvp(lambda x: LoudOfContext.apply(x), (A,), (A,))
+    assert capsys.readouterr().out == ""
