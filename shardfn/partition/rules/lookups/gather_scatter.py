@@ -293,6 +293,23 @@ def lower_scatter_reduce(
     return b.call(aten.scatter_reduce.two, *args, **kwargs)
 
 
+def lower_index_reduce(
+    b: Builder, args: list[Any], kwargs: dict[str, Any], shards: list[LocalShard]
+) -> Any:
+    """Run index_reduce on local shards. torch's CPU kernel fails on products of 16 bits whose rows
+    have one element (torch 2.13), so such rows are the elements of a vector.
+    """
+    x, dim, index, source, reduce = args
+    value = x.meta["val"]
+    is_column = value.dim() > 1 and value.numel() == value.shape[dim] > 0
+    if reduce != "prod" or value.dtype not in HALVES or not is_column:
+        return b.call(aten.index_reduce.default, *args, **kwargs)
+    vector = b.call(aten.view.default, x, [-1])
+    rows = b.call(aten.view.default, source, [-1])
+    reduced = b.call(aten.index_reduce.default, vector, 0, index, rows, reduce, **kwargs)
+    return b.call(aten.view.default, reduced, list(value.shape))
+
+
 def lower_scatter(target: Any) -> Any:
     """Scatter into the local shard; other ranks' indices go to an extra slot that is sliced off."""
 
@@ -314,6 +331,7 @@ def lower_scatter(target: Any) -> Any:
     return lower
 
 
+HALVES = torch.float16, torch.bfloat16
 EXTREMES = {"amax": "max", "amin": "min"}  # of a scatter_reduce -> the Partial reduction
 SCATTERS = (aten.scatter.value, aten.scatter.src, aten.scatter_add.default)
 
@@ -337,7 +355,7 @@ def looked_up_dim(call: OpCall) -> list[int]:
 along_dim = functools.partial(Op, numbered_dims=looked_up_dim)
 TABLE: dict[object, Op] = {
     aten.scatter_reduce.two: along_dim(_one_by_one, lower=lower_scatter_reduce),
-    aten.index_reduce.default: along_dim(index_reduce),
+    aten.index_reduce.default: along_dim(index_reduce, lower=lower_index_reduce),
     aten.searchsorted.Tensor: Op(looked_up, numbered_dims=no_dims),
     aten.bucketize.Tensor: Op(looked_up, numbered_dims=no_dims),
     aten.embedding.default: Op(embedding, lower=lower_embedding, numbered_dims=rows_dim),

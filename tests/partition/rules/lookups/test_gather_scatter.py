@@ -74,3 +74,18 @@ def test_a_rank_with_nothing_to_add_keeps_its_own_term() -> None:
     for op in (add, put):
         if (("sum", 0, 0), ("sum",)) in choices(op, (1,)):
             op.prove([("sum",), (0,), (0,)], [("sum",)], (3,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("include_self", [True, False])
+def test_products_of_16_bits_of_rows_that_are_sharded_to_one_element(
+    dtype: torch.dtype, include_self: bool
+) -> None:
+    """5 columns on 4 ranks: 2, 2, 1, and none. torch's kernel fails on one column."""
+    x, index = torch.tensor([[1.5, 2, 3, 0, -1]] * 3).to(dtype), torch.tensor([0, 2, 2])
+    f = lambda x, i, y: x.index_reduce(0, i, y, "prod", include_self=include_self)
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("dp",))
+        columns = P(None, "dp")
+        step = sf.shard(f, mesh, (columns, P(), columns), columns, backend="aten")
+        assert torch.equal(sf.full(step(x, index, 2 * x)), f(x, index, 2 * x))
