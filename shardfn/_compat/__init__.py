@@ -79,6 +79,7 @@ from .dynamo.generators import READS_GENERATOR
 from .dynamo.guards import FUNCTION, Itself, Read, is_array_input, read_of_code
 from .dynamo.lazy import WITHOUT_SHAPE, WITHOUT_VALUES, is_lazy, made_by_hooks, made_or_not
 from .dynamo.reading import (
+    OF_MATH,
     Unlike,
     capture_python,
     constant_in_graph,
@@ -287,6 +288,7 @@ __all__ = [
     "Place",
     "NO_DERIVATIVE",
     "NUMBERS",
+    "OF_MATH",
     "REQUIRES_GRAD",
     "requires_grad_allowed",
     "ORDINARY",

@@ -25,6 +25,8 @@ from .guards import Read, outside_reads
 from .refused import refuse_attribute
 from .tensor_classes import holds_tensors
 
+OF_MATH = "a tensor's value in math"
+
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
 
 
@@ -435,15 +437,18 @@ def _applied(fn_cls: Any) -> Callable[..., Any]:
     return apply
 
 
-def own_error_raised(run: Callable[..., Any], *args: Any) -> Any:
+def own_error_raised(run: Callable[..., Any], tracer: Any, node: Any, *args: Any) -> Any:
     """Patch Dynamo's run of a call on fake tensors, which turns an error into text in
-    torch 2.15.
+    torch 2.15, and says of a function of `math` only that a value is unknown.
     """
     try:
-        return run(*args)
+        return run(tracer, node, *args)
     except RuntimeError as error:
         if isinstance(error.__cause__, ShardError):
             raise error.__cause__ from None
+        is_of_math = getattr(node.target, "__module__", None) == "math"
+        if is_of_math and "data-dependent" in str(error):
+            raise RuntimeError(f"{OF_MATH}.{node.target.__name__};") from None
         raise
 
 

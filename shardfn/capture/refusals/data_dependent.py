@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import re
 
+import torch
+
 from ... import _compat
 
 SHAPE = "the shape of {what}'s result depends on the values of tensors"
 READ = "{what} reads a tensor's value while the function is traced"
 FIXED = "compute a result of fixed size: torch.where, topk, or a mask"
+KEEP = "keep the value a tensor: no .item(), bool() or int()"
 STATIC = "torch.nonzero_static(x, size=n), which pads to a size that you choose"
 
 PACKED = (
@@ -71,7 +74,7 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
     "one_hot": (SHAPE, "one_hot", "one_hot(x, num_classes=n)"),
     "_pack_padded_sequence": (PACKED[0], "", PACKED[1]),
     "_ctc_loss": (SHAPE, "ctc_loss", "torch.nn.functional.ctc_loss"),
-    "item": (READ, ".item()", "keep the value a tensor: no .item(), bool() or int()"),
+    "item": (READ, ".item()", KEEP),
     "tolist": (READ, ".tolist()", "keep the value a tensor, or pass the list as an argument"),
     "equal": (READ, "torch.equal", "(a == b).all(), which stays a tensor"),
     "allclose": (READ, "allclose", "torch.isclose(a, b).all(), which stays a tensor"),
@@ -87,7 +90,7 @@ SAME = {
 READERS = {
     "__bool__": "branch",
     "__int__": "number",
-    "__float__": "number",
+    "__float__": "float",
     "__index__": "number",
     "item": "item",
     "tolist": "tolist",
@@ -96,6 +99,10 @@ BRANCH = ("the function branches on a tensor's value", "torch.where(condition, a
 NUMBER = (
     "the function uses a tensor's value as a Python number: an index, a size or a count",
     "x.index_select(dim, i.reshape(1)) or torch.gather; or pass the number as an argument",
+)
+FLOAT = (
+    "the function uses a tensor's value as a Python number, as float(x) and math.exp(x) do",
+    "keep the value a tensor: torch.exp(x) in place of math.exp(x)",
 )
 KEY = (
     "the function uses a tensor as a key of a dict",
@@ -144,7 +151,8 @@ NAMED = (
 def cause_in_method(method: str) -> tuple[str, str] | None:
     """The problem and the suggestion, if a tensor method reads a value. None otherwise."""
     kind = READERS.get(method)
-    return {"branch": BRANCH, "number": NUMBER}.get(kind or "") or cause_in_function(kind or "")
+    row = {"branch": BRANCH, "number": NUMBER, "float": FLOAT}.get(kind or "")
+    return row or cause_in_function(kind or "")
 
 
 def cause_in_function(function: str) -> tuple[str, str] | None:
@@ -153,6 +161,16 @@ def cause_in_function(function: str) -> tuple[str, str] | None:
     """
     row = FUNCTIONS.get(function) or FUNCTIONS.get(function.strip("_"))
     return (row[0].format(what=row[1]), row[2]) if row else None
+
+
+def cause_in_math(text: str) -> tuple[str, str] | None:
+    """The problem and the suggestion, if a text names a function of `math` that takes a tensor."""
+    match = re.search(_compat.OF_MATH + r"\.(\w+);", text)
+    if match is None:
+        return None
+    name = match[1]
+    instead = f"torch.{name} of the tensor itself, without .item(), in place of math.{name}"
+    return READ.format(what=f"math.{name}"), instead if hasattr(torch, name) else KEEP
 
 
 def cause_in_file(text: str) -> tuple[str, str] | None:
@@ -168,6 +186,8 @@ def cause_of_error(error: BaseException, text: str) -> tuple[str, str] | None:
         error: the error of Dynamo or make_fx.
         text: its text.
     """
+    if row := cause_in_math(text):
+        return row
     reads, grows = (
         isinstance(error, _compat.DATA_DEPENDENT),
         isinstance(error, _compat.DYNAMIC_SHAPE),

@@ -4,6 +4,7 @@ instead; and that works.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -101,6 +102,24 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
     ),
     "item": (lambda x, i: x * x.sum().item(), READ.format(".item()"), KEEP),
     "int": (lambda x, i: x * int(i.sum()), READ.format(".item()"), KEEP),
+    **{
+        f"math.{name}": (
+            lambda x, i, name=name: x * getattr(math, name)(x.sum().item()),
+            READ.format(f"math.{name}"),
+            f"torch.{name} of the tensor itself, without .item(), in place of math.{name}",
+        )
+        for name in ("exp", "log", "isnan")
+    },
+    "math of a tensor": (
+        lambda x, i: x * math.sqrt(x.sum()),
+        READ.format("math.sqrt"),
+        "torch.sqrt of the tensor itself, without .item(), in place of math.sqrt",
+    ),
+    "math that torch has not": (
+        lambda x, i: x * math.fsum([x.sum()]),
+        READ.format("math.fsum"),
+        KEEP,
+    ),
     "tolist": (
         lambda x, i: x.sum().tolist(),
         READ.format(".tolist()"),
@@ -167,6 +186,19 @@ def test_they_are_refused_by_name_inside_other_transforms(around: str) -> None:
     for row, said in ((lambda x: x[x > 0], "x[mask]"), (lambda x: x * x.sum().item(), ".item()")):
         with pytest.raises(sf.CaptureError, match=re.escape(said)):
             run(fns[around](row))
+
+
+def test_a_function_of_math_in_a_module_that_runs_is_refused_by_name() -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * math.exp(x.sum())
+
+    fn, params, buffers = sf.functionalize(Scaled())
+    with pytest.raises(
+        sf.CaptureError, match=re.escape("as float(x) and math.exp(x) do")
+    ) as caught:
+        sf.jit(lambda x: fn(params, buffers, x), backend="aten")(X)
+    assert caught.value.fix == "keep the value a tensor: torch.exp(x) in place of math.exp(x)"
 
 
 def first_of_each(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
