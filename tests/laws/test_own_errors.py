@@ -222,6 +222,8 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "shapes of a sum": lambda x: x + torch.ones(7),
     "shapes of a linear layer": lambda x: torch.nn.functional.linear(x, torch.ones(5, 7)),
     "a view": lambda x: x.view(7, 7),
+    "a view of a lazy conjugate": lambda x: torch.view_as_real((x + 1j).conj()),
+    "a view of a lazy negative": lambda x: (x + 1j).conj().imag.view(torch.int32),
     "dims to join": lambda x: torch.cat([x, torch.ones(7)]),
     "dims of a convolution": lambda x: torch.nn.functional.conv2d(x, torch.ones(1, 1, 2, 2)),
     "a dim": lambda x: x.softmax(5),

@@ -97,6 +97,8 @@ def _zeros_like(x: Any) -> Any:
         made = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
     else:
         made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_()
+    made = made.conj() if x.is_conj() else made  # some views of a lazy conjugate are errors
+    made = torch.ops.aten._neg_view(made) if x.is_neg() else made
     is_parameter = isinstance(x, torch.nn.Parameter)
     return torch.nn.Parameter(made, requires_grad=False) if is_parameter else made
 
