@@ -80,7 +80,7 @@ def _refuse_kinds(name: str, paths: Sequence[str], kinds: Sequence[Any]) -> None
     wrong = [
         (p, k)
         for p, k in zip(paths, kinds, strict=True)
-        if not isinstance(k, torch.dtype) or not k.is_floating_point
+        if not isinstance(k, torch.dtype) or not (k.is_floating_point or k.is_complex)
     ]
     if wrong:
         lines = [

@@ -158,6 +158,22 @@ def test_keyword_arguments_in_any_order_and_defaults(mesh: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("options", [{}, {"cap": 1}, {"reduce_dtype": torch.float32}])
+def test_complex_parameters(options: Any, mesh: Any) -> None:
+    """Beside a real one, whose gradients share their buckets."""
+    params = {"w": torch.complex(W, 2 * W), "v": torch.complex(B, -B).cfloat(), "b": B}
+
+    def fn(params: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x @ params["w"]) * params["b"] + params["v"]
+        return y.abs().square().mean()
+
+    x = torch.complex(X, X.flip(0))
+    wanted = sf.value_and_grad(fn)(params, x)
+    for placement in (P(), P("dp")):
+        step = aten(sf.bucketed_grad(fn, **options), mesh, (placement, P("dp")))
+        same(sf.full(step(params, x)), wanted, 1e-6)
+
+
 def test_alone_on_plain_tensors_it_is_value_and_grad_and_sends_nothing() -> None:
     fn = sf.bucketed_grad(loss)
     assert (repr(fn), fn.__wrapped__) == ("bucketed_grad(loss)", loss)
