@@ -166,9 +166,11 @@ from .memory import (
 )
 from .modules import (
     BATCH_NORM,
+    COUNTS_BATCHES,
     MODULE_OPS,
     PACK_ROWS,
     PAD_ROWS,
+    SYNC_BATCH_NORM,
     backward_hooks_of,
     backward_pre_hooks_of,
     batch_norm,
@@ -180,6 +182,7 @@ from .modules import (
     recurrent,
     rows_by_step,
     settle,
+    sync_batch_norm,
 )
 from .native import calls, library
 from .patches import PATCHES, degraded, patched, rows_of_all
@@ -264,6 +267,8 @@ __all__ = [
     "SHOWS",
     "ASKS_RANK",
     "BATCH_NORM",
+    "COUNTS_BATCHES",
+    "SYNC_BATCH_NORM",
     "CACHE_DIR",
     "COMMUNICATES",
     "DATA_DEPENDENT",
@@ -326,6 +331,7 @@ __all__ = [
     "backward_pre_hooks_of",
     "base_of",
     "batch_norm",
+    "sync_batch_norm",
     "coordinates_of",
     "elements_of",
     "below_gradient",

@@ -266,9 +266,31 @@ def batch_norm(module: Any, input: torch.Tensor) -> torch.Tensor:
     return out
 
 
+COUNTS_BATCHES = "a SyncBatchNorm without a momentum"
+SYNC_BATCH_NORM = torch.nn.SyncBatchNorm.forward
+_SYNC_BATCH_NORM = twin(SYNC_BATCH_NORM)
+
+
+@read_by_dynamo
+def sync_batch_norm(module: Any, input: torch.Tensor) -> torch.Tensor:
+    """SyncBatchNorm.forward, which in one process is the forward of a batch norm."""
+    if module.momentum is not None or not module.training:
+        return _SYNC_BATCH_NORM(module, input)
+    if torch.distributed.is_initialized():
+        raise RuntimeError(COUNTS_BATCHES)
+    module._check_input_dim(input)
+    module._check_non_zero_input_channels(input)
+    return batch_norm(module, input)
+
+
 def batch_norm_run(_: Callable[..., Any], module: Any, input: torch.Tensor) -> torch.Tensor:
     """Patch _BatchNorm.forward in a module that runs."""
     return batch_norm(module, input)
+
+
+def sync_batch_norm_run(_: Callable[..., Any], module: Any, input: torch.Tensor) -> torch.Tensor:
+    """Patch SyncBatchNorm.forward in a module that runs."""
+    return sync_batch_norm(module, input)
 
 
 def applied(original: Any, module: Any, fn: Any, recurse: bool = True) -> Any:

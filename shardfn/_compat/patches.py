@@ -566,6 +566,7 @@ MODULE = (  # while a module runs that Dynamo does not trace
         calls={
             "torch.optim._adafactor:_single_tensor_adafactor": modules.with_numbers_as_tensors,
             "torch.nn.modules.batchnorm:_BatchNorm.forward": modules.batch_norm_run,
+            "torch.nn.modules.batchnorm:SyncBatchNorm.forward": modules.sync_batch_norm_run,
         },
         is_mine=reading.is_reading,
     ),

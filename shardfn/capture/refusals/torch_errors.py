@@ -107,6 +107,12 @@ CAUSES = (
         "the function asks for its rank, and the captured answer would be the same on every rank",
         "sf.axis_index(axis_name) inside shard_map; or mesh.size() for the number of ranks",
     ),
+    (
+        _compat.COUNTS_BATCHES,
+        "the function calls a SyncBatchNorm with momentum=None in a job of several processes, "
+        "which uses its count of batches as a Python number",
+        "BatchNorm1d(n, momentum=None) under sf.shard, whose batch is that of all ranks",
+    ),
     (_compat.READS_GENERATOR, *GENERATOR),
     ("torch.Generator method", *GENERATOR),
     ("of class `Generator`", *GENERATOR),  # of numpy

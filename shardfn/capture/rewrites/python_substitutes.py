@@ -391,3 +391,4 @@ TABLE = {
     ),
 }
 replaced_calls.FUNCTIONS[_compat.BATCH_NORM] = _compat.batch_norm
+replaced_calls.FUNCTIONS[_compat.SYNC_BATCH_NORM] = _compat.sync_batch_norm

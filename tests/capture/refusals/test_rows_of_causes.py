@@ -29,6 +29,7 @@ SEEN: dict[str, Any] = {}
 KEPT: list[Any] = []
 OF_NUMPY, OLD = np.random.default_rng(0), np.random.RandomState(0)
 NORM, LAZY = nn.BatchNorm1d(6).double(), nn.LazyLinear(3)
+SYNCHRONIZED = nn.SyncBatchNorm(3, momentum=None).double()
 HOOKED = nn.Linear(6, 6).double()
 HOOKED.register_backward_hook(lambda *_: None)
 
@@ -158,6 +159,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         {}, {}, X
     ),
     _compat.ASKS_RANK: lambda: sf.functionalize(Ranked())[0]({}, {}, X),
+    _compat.COUNTS_BATCHES: jit(lambda x: SYNCHRONIZED(x.reshape(2, 3))),
     _compat.READS_GENERATOR: jit(lambda x: x.cauchy_(generator=torch.default_generator)),
     "torch.Generator method": jit(lambda x: x * torch.default_generator.initial_seed()),
     "of class `Generator`": jit(lambda x: x * OF_NUMPY.random()),

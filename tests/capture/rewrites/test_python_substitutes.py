@@ -126,8 +126,9 @@ HOW: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_batch_norm_without_a_momentum_averages_over_all_batches(how: str) -> None:
-    norm = torch.nn.BatchNorm1d(4, momentum=None).double()
+@pytest.mark.parametrize("kind", [torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm])
+def test_a_batch_norm_without_a_momentum_averages_over_all_batches(kind: Any, how: str) -> None:
+    norm = kind(4, momentum=None).double()
     fn, params, buffers = sf.functionalize(norm)
     call = HOW[how](fn)
     if how == "vmap":
@@ -145,8 +146,9 @@ def test_a_batch_norm_without_a_momentum_averages_over_all_batches(how: str) -> 
         torch.testing.assert_close(buffers, dict(norm.named_buffers()))
 
 
-def test_a_closed_over_batch_norm_without_a_momentum_counts_its_batches() -> None:
-    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, momentum=None))
+@pytest.mark.parametrize("kind", [torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm])
+def test_a_closed_over_batch_norm_without_a_momentum_counts_its_batches(kind: Any) -> None:
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), kind(4, momentum=None))
     plain, ours = layers.double(), copy.deepcopy(layers).double()
     step = sf.jit(lambda x: ours(x).sin().sum(), backend="aten")
     for x in BATCHES:
@@ -158,6 +160,15 @@ def test_a_closed_over_batch_norm_without_a_momentum_counts_its_batches() -> Non
     for layers in (plain, ours):
         layers.eval()
     torch.testing.assert_close(step(BATCHES[0]), plain(BATCHES[0]).sin().sum())
+
+
+def test_a_sync_batch_norm_without_a_momentum_is_refused_in_a_module_of_several_ranks() -> None:
+    fn, params, buffers = sf.functionalize(torch.nn.SyncBatchNorm(4, momentum=None).double())
+    with sf.fake_world(2):
+        step = sf.shard(fn, sf.make_mesh((2,), ("a",)), (P(), P(), P("a")), backend="aten")
+        with pytest.raises(sf.CaptureError, match="a SyncBatchNorm with momentum=None") as caught:
+            step(params, buffers, BATCHES[0])
+    assert caught.value.fix is not None and caught.value.fix.startswith("BatchNorm1d(n, momentum=")
 
 
 def test_a_batch_norm_without_a_momentum_counts_the_batches_of_all_ranks() -> None:
