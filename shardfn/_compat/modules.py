@@ -130,8 +130,42 @@ def requires_grad_(x: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
     return x.requires_grad_(requires_grad)
 
 
-# Ops of modules that some torch.func transform cannot handle -> equivalent code.
-MODULE_OPS = {torch._VF._weight_norm: weight_norm, torch.Tensor.requires_grad_: requires_grad_}
+def of_data(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch.tensor, or a function like it, that takes the tensors in a list as they are;
+    torch's own reads their values.
+    """
+
+    def made(data: Any, *args: Any, **kwargs: Any) -> Any:
+        take = torch._refs.tensor if _is_of_tensors(data) and not args else make
+        return take(data, *args, **kwargs)
+
+    return made
+
+
+def new_tensor(x: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
+    """Tensor.new_tensor, as `of_data` says."""
+    if not _is_of_tensors(data):
+        return x.new_tensor(data, **kwargs)
+    return torch._refs.tensor(data, **{"dtype": x.dtype, "device": x.device, **kwargs})
+
+
+def _is_of_tensors(data: Any) -> bool:
+    """Check for a list that contains a tensor."""
+    return isinstance(data, (list, tuple)) and any(map(_holds_tensor, data))
+
+
+def _holds_tensor(x: Any) -> bool:
+    """Check for a tensor, or a list that contains one."""
+    return isinstance(x, torch.Tensor) or _is_of_tensors(x)
+
+
+# Functions that a module calls and torch.func or a trace cannot handle -> equivalent code.
+MODULE_OPS = {
+    torch._VF._weight_norm: weight_norm,
+    torch.Tensor.requires_grad_: requires_grad_,
+    torch.Tensor.new_tensor: new_tensor,
+    **{make: of_data(make) for make in (torch.tensor, torch.as_tensor, torch.asarray)},
+}
 
 
 def layer_of_lstm(choose: Callable[..., Any], *args: Any) -> Callable[..., Any]:

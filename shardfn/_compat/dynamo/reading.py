@@ -25,6 +25,7 @@ from .guards import Read, outside_reads
 from .refused import refuse_attribute
 from .tensor_classes import holds_tensors
 
+LIKE_TENSOR = torch.as_tensor, torch.asarray
 OF_MATH = "a tensor's value in math"
 
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
@@ -350,10 +351,16 @@ def with_uses(read: Callable[[], Any]) -> Any:
 
 
 def torch_called(call: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-    """Patch Dynamo's call of a torch function, which may make a tensor that requires grad, or be
-    `reached`.
+    """Patch Dynamo's call of a torch function, which may make a tensor that requires grad, or of a
+    list of tensors, or be `reached`.
     """
+    from torch._dynamo.variables import ListVariable, TupleVariable
     from torch._dynamo.variables.base import VariableTracker
+
+    is_of_list = len(args) == 1 and isinstance(args[0].realize(), (ListVariable, TupleVariable))
+    if is_of_list and any(function.value is fn for fn in LIKE_TENSOR):
+        function = VariableTracker.build(tx, torch.tensor)  # Dynamo takes lists of tensors there
+        return function.call_function(tx, args, kwargs)
 
     flag = kwargs.get("requires_grad")
     if flag is not None and flag.is_python_constant() and flag.as_python_constant() is True:

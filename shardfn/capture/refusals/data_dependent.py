@@ -76,6 +76,7 @@ FUNCTIONS: dict[str, tuple[str, str, str]] = {
     "_ctc_loss": (SHAPE, "ctc_loss", "torch.nn.functional.ctc_loss"),
     "item": (READ, ".item()", KEEP),
     "tolist": (READ, ".tolist()", "keep the value a tensor, or pass the list as an argument"),
+    "Tensor": (READ, "torch.Tensor([x, y])", "torch.stack([x, y])"),
     "equal": (READ, "torch.equal", "(a == b).all(), which stays a tensor"),
     "allclose": (READ, "allclose", "torch.isclose(a, b).all(), which stays a tensor"),
 }
@@ -101,8 +102,15 @@ NUMBER = (
     "x.index_select(dim, i.reshape(1)) or torch.gather; or pass the number as an argument",
 )
 FLOAT = (
-    "the function uses a tensor's value as a Python number, as float(x) and math.exp(x) do",
-    "keep the value a tensor: torch.exp(x) in place of math.exp(x)",
+    "the function uses a tensor's value as a Python number, as float(x), math.exp(x) and "
+    "torch.Tensor([x, y]) do",
+    "keep the value a tensor: torch.exp(x) in place of math.exp(x), torch.stack([x, y]) in place "
+    "of torch.Tensor([x, y])",
+)
+VALUES = (
+    "the function uses values of tensors, which are not known while it is traced",
+    "compute with the tensors themselves: torch.stack([x, y]) of tensors x and y, torch.where, "
+    "or a mask",
 )
 KEY = (
     "the function uses a tensor as a key of a dict",
@@ -121,8 +129,8 @@ SIGNS: tuple[tuple[str, tuple[str, str] | None], ...] = (
     ("operators that can support dynamic shape", None),
     ("Attempted to vmap over `mask` in torch.masked_select", None),
     ("Batching rule not implemented for aten::equal", None),
-    ("data is not allocated yet", None),
-    ("Cannot access data pointer of Tensor that doesn't have storage", None),
+    ("data is not allocated yet", VALUES),
+    ("Cannot access data pointer of Tensor that doesn't have storage", VALUES),
     ("(Size-like symbols: u", None),  # the size of a result
     ("Could not guard on data-dependent expression", BRANCH),
     ("Could not extract specialized integer", NUMBER),
@@ -143,6 +151,7 @@ NAMED = (
     r"not implemented for aten::(\w+)",
     r"indexing with a (boolean mask)",
     r"`(tolist)\(\)`",
+    r"call_function <class 'torch\.(Tensor)'>",
     r"calling \.(item)\(\)",
     r"Caused by: return aten\.(\w+)\(",  # in a function of ours that stands for torch's
 )

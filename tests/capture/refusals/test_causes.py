@@ -179,6 +179,7 @@ OF_VALUES: dict[str, Callable[[Any], Any]] = {
     "_pack_padded_sequence": lambda x: rnn.pack_padded_sequence(x[:, None], x[:1].long()).data,
     "item": lambda x: x * x.sum().item(),
     "tolist": lambda x: x * x.tolist()[1],
+    "Tensor": lambda x: torch.Tensor([x.sum(), x.mean()]),
     "equal": lambda x: x if torch.equal(x, x + 1) else 2 * x,
     "allclose": lambda x: x if torch.allclose(x, x + 1) else 2 * x,
 }

@@ -125,6 +125,11 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         READ.format(".tolist()"),
         "keep the value a tensor, or pass the list as an argument",
     ),
+    "torch.Tensor": (
+        lambda x, i: torch.Tensor([x.sum(), x.mean()]),
+        READ.format("torch.Tensor([x, y])"),
+        "torch.stack([x, y])",
+    ),
     "equal": (
         lambda x, i: torch.equal(x, x + 1),
         READ.format("torch.equal"),
@@ -195,10 +200,13 @@ def test_a_function_of_math_in_a_module_that_runs_is_refused_by_name() -> None:
 
     fn, params, buffers = sf.functionalize(Scaled())
     with pytest.raises(
-        sf.CaptureError, match=re.escape("as float(x) and math.exp(x) do")
+        sf.CaptureError, match=re.escape("as float(x), math.exp(x) and torch.")
     ) as caught:
         sf.jit(lambda x: fn(params, buffers, x), backend="aten")(X)
-    assert caught.value.fix == "keep the value a tensor: torch.exp(x) in place of math.exp(x)"
+    assert caught.value.fix == (
+        "keep the value a tensor: torch.exp(x) in place of math.exp(x), torch.stack([x, y]) in "
+        "place of torch.Tensor([x, y])"
+    )
 
 
 def first_of_each(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
@@ -242,6 +250,10 @@ INSTEAD: dict[str, tuple[Call, Call]] = {
     "tensor_split": (
         lambda x, i: x.tensor_split((1, 3))[1],
         lambda x, i: x.tensor_split(torch.tensor([1, 3]))[1],
+    ),
+    "torch.Tensor": (
+        lambda x, i: torch.stack([x.sum(), x.mean()]),
+        lambda x, i: torch.tensor([x.sum(), x.mean()]),
     ),
     "equal": (lambda x, i: (x == x + 0).all(), lambda x, i: torch.tensor(torch.equal(x, x + 0))),
     "allclose": (

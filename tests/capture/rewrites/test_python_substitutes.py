@@ -184,6 +184,36 @@ def test_a_batch_norm_without_a_momentum_counts_the_batches_of_all_ranks() -> No
     torch.testing.assert_close(after, dict(norm.named_buffers()))
 
 
+class Logged(torch.nn.Module):
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        a, b = x.sum(), x.mean()
+        return (
+            self.make([a, b]),
+            self.make(([a, 1.0], [2.0, b])),
+            self.make([a, 3], dtype=torch.float32),
+            self.make([1, 2]),
+            a.new_tensor([a, b]),
+        )
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor, torch.asarray])
+def test_a_tensor_of_a_list_of_tensors_has_their_values_and_no_gradient(make: Any) -> None:
+    module = Logged(make)
+    fn, params, buffers = sf.functionalize(module)
+    ours: tuple[Callable[[Any], Any], ...] = (module, lambda x: fn(params, buffers, x)[0])
+    for f in ours:
+        torch.testing.assert_close(sf.jit(f, backend="aten")(X), module(X))
+        gradient = sf.grad(lambda x, f=f: f(x)[0].sum() + x.sum())(X)
+        torch.testing.assert_close(gradient, torch.ones_like(X))
+        with sf.fake_world(2):
+            step = sf.shard(f, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")
+            torch.testing.assert_close(sf.full(step(X)), module(X))
+
+
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="not in this torch")
 def test_chunked_linear_cross_entropy_has_its_gradient() -> None:
     options = (
