@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat
 from ...errors import CaptureError, call_site, is_ours, source_at
 from . import data_dependent, rank_numbers, tensor_subclasses
+from .custom_ops import cause_of_custom_op
 from .refused_writes import ALONE, BUFFERS
 from .unsupported_calls import GENERATOR, row_of, row_of_attribute, row_of_error
 
@@ -303,9 +304,11 @@ def module_error_of(error: BaseException, name: str) -> CaptureError | None:
         if not is_ours(f.filename)
     ]
     source = frames[-1] if frames else None
-    known = next(
-        ((got, fix) for sign, got, fix in CAUSES if sign in text and "{" not in got), None
-    ) or data_dependent.cause_of_error(error, text)
+    known = (
+        cause_of_custom_op(text)
+        or next(((got, fix) for sign, got, fix in CAUSES if sign in text and "{" not in got), None)
+        or data_dependent.cause_of_error(error, text)
+    )
     if known is None:
         return None
     got, fix = known
@@ -322,6 +325,8 @@ def cause_in_tables(
         return row
     files = "\n".join(frame.filename for frame in frames)
     if BRANCHES in text and (row := data_dependent.cause_in_file(files)):
+        return row
+    if row := cause_of_custom_op(text):
         return row
     for sign, got, fix in CAUSES:
         if sign in text:
