@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_print_takes_trees_names_and_formats(capsys: Any) -> None:
         return x
 
     run(f, X)
-    assert capsys.readouterr().out == "{'a': (tensor([0., 1., 2.]), 1)} 3.00 (3,)\n"
+    assert capsys.readouterr().out == "{'a': (tensor([0., 1., 2.]), 1)} 3.00 torch.Size([3])\n"
 
 
 def test_print_of_constants_happens_at_capture_and_says_so(capsys: Any) -> None:
@@ -54,6 +54,42 @@ def test_python_prints_texts_of_tensors(capsys: Any) -> None:
     shown = capsys.readouterr().out.splitlines()
     text = str(X)
     assert shown == ["a=tensor(3.);", f"b 3.0 {text}", f"c 1.0 {text}", f"d {text} 3.00%"]
+
+
+class Pair(NamedTuple):
+    x: Any
+    k: int
+
+
+def show_objects(x: Tensor) -> Tensor:
+    total = x.sum()
+    print(x.shape, x[1:].size(), [x.size()], {"s": x.shape}, tuple(x.shape), total)
+    print(f"{x.shape} {total}", "%s %s" % (x.size(), total))  # noqa: UP031
+    print(x.numpy(), [x.numpy() + 1], x.numpy().shape)
+    print(x.max(0), Pair(x, 3))
+    print([x.dtype, x.device], x.dtype, slice(1, 2), total)
+    return x
+
+
+class Objects(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        print(x.size(), [x.shape, x.dtype], Pair(x, 3), x.sum())
+        return x
+
+
+def test_python_prints_sizes_arrays_and_named_tuples_as_plain_python_does(capsys: Any) -> None:
+    fn, params, buffers = sf.functionalize(Objects())
+    for plain, ours in (
+        (show_objects, show_objects),
+        (Objects(), lambda x: fn(params, buffers, x)[0]),
+    ):
+        plain(X)
+        wanted = capsys.readouterr().out
+        run(ours, X)
+        assert capsys.readouterr().out == wanted
+        with sf.fake_world(3):
+            sf.shard(ours, sf.make_mesh((3,), ("dp",)), P("dp"), backend="aten")(X)
+        assert capsys.readouterr().out == wanted
 
 
 class Messages(logging.Handler):

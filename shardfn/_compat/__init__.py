@@ -109,7 +109,7 @@ from .dynamo.refused import (
 )
 from .dynamo.restored import Memo, Place
 from .dynamo.shells import Shell, closed, opened, registered
-from .dynamo.shown import LOG_METHODS, NUMBERS, SHOWS, Computed, Delayed, Traced
+from .dynamo.shown import LOG_METHODS, NUMBERS, SHOWS, Computed, Delayed, Traced, maker_of
 from .dynamo.sizes import (
     Sizes,
     dim_hint,
@@ -426,6 +426,7 @@ __all__ = [
     "machine",
     "made_by_hooks",
     "made_or_not",
+    "maker_of",
     "mapped_index",
     "modules_of",
     "name_of_group",

@@ -113,7 +113,8 @@ def encode_call(kind: str, ranks: str, where: str, args: Any, kwargs: Any) -> tu
     def encode(x: Any) -> Any:
         if isinstance(x, (torch.Tensor, _compat.Traced)):
             tensors.append(x)
-            return {"item" if getattr(x, "is_number", False) else "tensor": len(tensors) - 1}
+            is_number, is_array = (getattr(x, name, False) for name in ("is_number", "is_array"))
+            return {"item" if is_number else "array" if is_array else "tensor": len(tensors) - 1}
         if type(x) in SCALARS:
             return x
         if isinstance(x, _compat.Delayed):
@@ -124,16 +125,37 @@ def encode_call(kind: str, ranks: str, where: str, args: Any, kwargs: Any) -> tu
             return [encode(y) for y in x]
         if type(x) is tuple:
             return {"tuple": [encode(y) for y in x]}
+        if isinstance(x, tuple) and _compat.maker_of(type(x)) is not None:
+            return {"made": [encode_object(type(x)), [encode(y) for y in x]]}
         if type(x) is dict:
             return {"dict": [[encode(k), encode(y)] for k, y in x.items()]}
         if kind not in TAKE_OBJECTS and not isinstance(x, type):
-            return str(x)
+            return {"other": [str(x), repr(x)]}
+        return encode_object(x)
+
+    def encode_object(x: Any) -> Any:
         number = next((n for n, y in _objects.items() if y is x), None)
         number = next(_numbers) if number is None else number
         _objects[number] = x
         return {"object": number}
 
     return tensors, json.dumps([kind, ranks, where, encode(tuple(args)), encode(dict(kwargs))])
+
+
+class OtherObject:
+    """The texts of an object that is neither a tensor nor a constant."""
+
+    def __init__(self, text: str, representation: str) -> None:
+        self.text, self.representation = text, representation
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.representation
+
+    def __format__(self, spec: str) -> str:
+        return format(self.text, spec)
 
 
 def _decode(x: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -147,6 +169,15 @@ def _decode(x: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tensors[value]
     if key == "item":
         return tensors[value].item()
+    if key == "array":
+        return tensors[value].numpy(force=True)
+    if key == "made":
+        kind, items = _decode(value, tensors)
+        make = _compat.maker_of(kind)
+        assert make is not None
+        return make(items)
+    if key == "other":
+        return OtherObject(*value)
     if key == "object":
         return _objects[value]
     if key == "tuple":

@@ -56,10 +56,10 @@ SHOWS: dict[Any, Prepare] = {}  # by function; `logging.Logger` for the methods 
 
 
 class Traced:
-    """A tensor of Dynamo's graph, or the number in one."""
+    """A tensor of Dynamo's graph, the number in one, or an array of NumPy that a tensor is for."""
 
-    def __init__(self, proxy: Any, is_number: bool = False) -> None:
-        self.proxy, self.is_number = proxy, is_number
+    def __init__(self, proxy: Any, is_number: bool = False, is_array: bool = False) -> None:
+        self.proxy, self.is_number, self.is_array = proxy, is_number, is_array
 
 
 class Delayed:
@@ -82,6 +82,14 @@ class Computed:
 
     def __init__(self, name: str, args: tuple[Any, ...]) -> None:
         self.name, self.args = name, args
+
+
+def maker_of(kind: type) -> Callable[[Sequence[Any]], Any] | None:
+    """Return the function that makes a torch.Size, a named tuple or a result of torch from its
+    elements; None for another class of tuples.
+    """
+    is_of_torch = kind is torch.Size or hasattr(kind, "n_sequence_fields")
+    return kind if is_of_torch else getattr(kind, "_make", None)
 
 
 def of_function(fn: Any) -> Prepare | None:
@@ -127,12 +135,13 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
     from torch._dynamo import variables
     from torch._dynamo.variables.misc import StringFormatVariable
     from torch._dynamo.variables.tensor import SymNodeVariable
+    from torch._dynamo.variables.user_defined import UserDefinedTupleVariable
 
     if _is_unread(x) and isinstance(x.original_value(), FUNCTIONS):
         return x.original_value()  # no guard on what it is or closes over
     x = x.realize()
     if isinstance(x, variables.TensorVariable):
-        return Traced(x.as_proxy())
+        return Traced(x.as_proxy(), is_array=isinstance(x, variables.NumpyNdarrayVariable))
     if isinstance(x, SymNodeVariable):
         proxy = x.as_proxy()
         return _number(proxy.node, proxy.tracer)
@@ -142,7 +151,12 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
         return Delayed(x.format_string, args, kwargs)
     if isinstance(x, (variables.ListVariable, variables.TupleVariable)) and depth < DEPTH:
         items = [_object(tx, y, depth + 1) for y in x.items]
-        return items if x.python_type() is list else tuple(items)
+        is_size = x.python_type() is torch.Size and all(type(y) is int for y in items)
+        return items if x.python_type() is list else torch.Size(items) if is_size else tuple(items)
+    if isinstance(x, UserDefinedTupleVariable) and depth < DEPTH:
+        make = maker_of(x.python_type())
+        if make is not None:
+            return make([_object(tx, y, depth + 1) for y in x.items])
     if isinstance(x, variables.ConstDictVariable) and depth < DEPTH:
         return {_object(tx, k.vt, depth + 1): _object(tx, y, depth + 1) for k, y in x.items.items()}
     if isinstance(x, variables.NestedUserFunctionVariable):
