@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import pprint
 import sys
 import warnings
 from collections.abc import Callable
@@ -190,6 +191,15 @@ def _callback_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
     return _graph_call("callback", where, args, kwargs)
 
 
+def _call_of(module: str, name: str) -> Callable[..., Call]:
+    """Build calls of a function of a library that prints its arguments."""
+
+    def prepare(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
+        return _callback_call(where, [getattr(sys.modules[module], name), *args], kwargs)
+
+    return prepare
+
+
 def _breakpoint_call(where: str, args: list[Any], kwargs: dict[str, Any]) -> Call:
     """Build the call of a breakpoint, with the variables that can be shown."""
     shown = {name: x for name, x in kwargs.items() if name != "ranks" and _is_showable(x)}
@@ -255,6 +265,9 @@ _compat.SHOWS.update(
         builtins.print: _python_print_call,
         builtins.breakpoint: _breakpoint_call,
         warnings.warn: _warning_call,
+        pprint.pprint: _call_of("pprint", "pprint"),
+        pprint.pp: _call_of("pprint", "pp"),
+        "rich:print": _call_of("rich", "print"),
         logging.Logger: _log_call,
         **{
             getattr(logging, name): _root_logger(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pprint
 import sys
 import warnings
 from typing import Any, NamedTuple
@@ -90,6 +91,47 @@ def test_python_prints_sizes_arrays_and_named_tuples_as_plain_python_does(capsys
         with sf.fake_world(3):
             sf.shard(ours, sf.make_mesh((3,), ("dp",)), P("dp"), backend="aten")(X)
         assert capsys.readouterr().out == wanted
+
+
+def show_pretty(x: Tensor) -> Tensor:
+    pprint.pprint({"x": x, "sizes": [x.shape]}, width=20)
+    pprint.pp([x, 1])
+    return x
+
+
+class Pretty(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        pprint.pprint({"x": x})
+        return x
+
+
+def test_rich_prints_the_values_of_each_call(capsys: Any) -> None:
+    rich = pytest.importorskip("rich")
+
+    def f(x: Tensor) -> Tensor:
+        rich.print("x", x, [x.shape])
+        return x
+
+    step = sf.jit(f, backend="aten")
+    for x in (X, X + 1):
+        f(x)
+        wanted = capsys.readouterr().out
+        step(x)
+        assert capsys.readouterr().out == wanted
+
+
+def test_pprint_prints_the_values_of_each_call(capsys: Any) -> None:
+    fn, params, buffers = sf.functionalize(Pretty())
+    for plain, ours in (
+        (show_pretty, show_pretty),
+        (Pretty(), lambda x: fn(params, buffers, x)[0]),
+    ):
+        step = sf.jit(ours, backend="aten")
+        for x in (X, X + 1):
+            plain(x)
+            wanted = capsys.readouterr().out
+            step(x)
+            assert capsys.readouterr().out == wanted
 
 
 class Messages(logging.Handler):

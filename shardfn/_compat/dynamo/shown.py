@@ -11,6 +11,7 @@ import functools
 import logging
 import math
 import operator
+import pprint
 import re
 import sys
 import types
@@ -35,6 +36,7 @@ OF_PYTHON = {
     "builtins:print": print,
     "builtins:breakpoint": breakpoint,
     "warnings:warn": warnings.warn,
+    "pprint:pprint": pprint.pprint,
 }
 OPERATORS = "add sub mul truediv floordiv mod pow neg eq ne lt le gt ge"
 NUMBERS: dict[str, Callable[..., Any]] = {  # by the name of the function in Dynamo's graph
@@ -52,7 +54,8 @@ FUNCTIONS = types.FunctionType, types.BuiltinFunctionType, types.MethodType, typ
 
 # (file:line, args, kwargs) -> the call
 Prepare = Callable[[str, Any, Any], tuple[Callable[..., Any], str, list[Any]] | None]
-SHOWS: dict[Any, Prepare] = {}  # by function; `logging.Logger` for the methods of a logger
+# by function, or "module:name" of an optional package; `logging.Logger` for a logger's methods
+SHOWS: dict[Any, Prepare] = {}
 
 
 class Traced:
@@ -94,7 +97,9 @@ def maker_of(kind: type) -> Callable[[Sequence[Any]], Any] | None:
 
 def of_function(fn: Any) -> Prepare | None:
     """Return the table row of a function that shows values; a pybind11 function has no hash."""
-    return SHOWS.get(fn) if isinstance(fn, FUNCTIONS) else None
+    if not isinstance(fn, FUNCTIONS):
+        return None
+    return SHOWS.get(fn) or SHOWS.get(f"{fn.__module__}:{fn.__name__}")
 
 
 def show(prepare: Prepare, tx: Any, args: Any, kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ a suggestion.
 
 from __future__ import annotations
 
+import itertools
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from ... import _compat
 from ...errors import CaptureError, call_site, is_ours, source_at
 from . import data_dependent, rank_numbers, tensor_subclasses
 from .custom_ops import cause_of_custom_op
+from .display_libraries import cause_in_display, is_of_display
 from .refused_writes import ALONE, BUFFERS
 from .unsupported_calls import GENERATOR, row_of, row_of_attribute, row_of_error
 
@@ -323,6 +325,8 @@ def cause_in_tables(
     frames = list(getattr(error, "real_stack", None) or ())
     if row := row_of_error(frames, text):
         return row
+    if row := cause_in_display([frame.filename for frame in frames], text):
+        return row
     files = "\n".join(frame.filename for frame in frames)
     if BRANCHES in text and (row := data_dependent.cause_in_file(files)):
         return row
@@ -447,7 +451,8 @@ def line_of(error: BaseException) -> str | None:
     ]
     if not frames:
         frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    mine = [source_at(file, line) for file, line in frames if not is_ours(file)]
+    outside = itertools.takewhile(lambda frame: not is_of_display(frame[0]), frames)
+    mine = [source_at(file, line) for file, line in outside if not is_ours(file)]
     return mine[-1] if mine else None
 
 
