@@ -7,7 +7,7 @@ import functools
 import logging
 import operator
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -371,22 +371,45 @@ def call_copied(call: torch.fx.Node, args: tuple[Any, ...]) -> list[Any]:
     Returns:
         The results that are read, and None for the others.
     """
+    read: list[Any] = [user.args[1] for user in call.users]
+    return call_traced(call.target, {"val": call.meta["val"]}, args, read)
+
+
+def call_traced(
+    target: Any, meta: dict[str, Any], args: tuple[Any, ...], read: Iterable[int]
+) -> list[Any]:
+    """Add a call that returns a list of tensors to the active make_fx trace, without running it.
+
+    Args:
+        target: what is called.
+        meta: the metadata of its node. Its value has the layouts of its results.
+        args: its arguments, with fake tensors that the trace knows.
+        read: the results to return; None for the others.
+    """
     from torch.fx.experimental import proxy_tensor
 
     mode = proxy_tensor.get_proxy_mode()
-    assert mode is not None, "call_copied runs only while make_fx traces"
+    assert mode is not None, "call_traced runs only while make_fx traces"
     slot_of = lambda x: _slot_of(x, mode.tracer) if isinstance(x, torch.Tensor) else x
     slots: Any = torch.fx.node.map_aggregate(args, slot_of)
-    assert not any(None in part for part in slots if isinstance(part, list)), f"{call}: an operand"
-    graph, layouts = mode.tracer.graph, call.meta["val"]
-    copied = graph.create_node("call_function", call.target, slots)
-    copied.meta["val"] = layouts
+    assert not any(None in part for part in slots if isinstance(part, list)), f"{target}: an operand"
+    graph, layouts = mode.tracer.graph, meta["val"]
+    copied = graph.create_node("call_function", target, slots)
+    copied.meta.update(meta)
     results: list[Any] = [None] * len(layouts)
-    for user in call.users:
-        k: Any = user.args[1]
+    for k in read:
         item = graph.call_function(operator.getitem, (copied, k))
+        item.meta.update(meta)
         results[k] = _tracked(layouts[k], item, mode.tracer)
     return results
+
+
+def are_traced(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether the active make_fx trace knows all of some tensors."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return mode is not None and all(_slot_of(x, mode.tracer) is not None for x in tensors)
 
 
 def _slot_of(x: torch.Tensor, tracer: Any) -> torch.fx.Node | None:

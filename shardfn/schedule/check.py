@@ -21,6 +21,7 @@ from torch.fx import Graph, Node
 from .. import _compat
 from ..collectives import COLLECTIVES, kind_of_op
 from ..ops.graph_keys import GLOBAL, LOCAL, check_keys
+from ..ops.elementwise import Elementwise
 from ..ops.higher_order import HigherOrder
 from ..ops.loops import Loop, loop_of
 from ..ops.placement import ALIGN, COTANGENT, REDISTRIBUTE
@@ -87,7 +88,7 @@ def _takes_tensors(node: Node, axes: MeshAxes) -> bool:
 
 
 def _is_callable(node: Node, axes: MeshAxes) -> bool:
-    is_known = _is_op(node) or isinstance(node.target, (Loop, HigherOrder))
+    is_known = _is_op(node) or isinstance(node.target, (Elementwise, Loop, HigherOrder))
     return node.op != "call_function" or is_known or node.target is operator.getitem
 
 

@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from ... import _compat
+from ...ops.elementwise import Elementwise
 from ...types import MeshAxes, MeshPlacements
 from .. import layout
 
@@ -57,6 +58,7 @@ class Builder:
         self.about: dict[str, Any] = {}
         self.first = 0  # the first rank that runs the step, which shows values
         self.offsets: dict[Any, torch.fx.Node] = {}
+        self.inlined: dict[Any, dict[torch.fx.Node, torch.Tensor]] = {}
         with mode:
             self.coords = [
                 self.placeholder(f"coord_{name}", torch.empty((), dtype=torch.int64, device=device))
@@ -76,6 +78,26 @@ class Builder:
         node.meta.update(self.about)
         node.meta["val"] = _compat.result_of(self.mode, target, *fake)
         return node
+
+    def inline(self, block: Elementwise, inputs: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+        """Add the ops of a block to the graph. Their fake values are computed once for all copies
+        with inputs of the same layouts.
+        """
+        fakes = [node.meta["val"] for node in inputs]
+        key = block, *((x.shape, x.stride(), x.device) for x in fakes)
+        if key not in self.inlined:
+            self.inlined[key] = block.values(self.mode, fakes)
+        values = self.inlined[key]
+        nodes: dict[torch.fx.Node, torch.fx.Node] = {}
+        feed = iter(inputs)
+        for node in block.graph.nodes:
+            if node.op == "placeholder":
+                nodes[node] = next(feed)
+            elif node.op == "call_function":
+                nodes[node] = self.graph.node_copy(node, nodes.__getitem__)
+                nodes[node].meta = {**self.about, "val": values[node]}
+        results: Any = block.graph.output_node().args[0]
+        return [nodes[node] for node in results]
 
     def item(self, node: torch.fx.Node, i: int) -> torch.fx.Node:
         """Add the getitem of one of the values that a call returns."""

@@ -82,7 +82,7 @@ def row_of(target: object) -> Op:
     """Look up the record of an op in the rule tables."""
     row = OPS.get(target)
     if row is None and pointwise.is_pointwise(target):
-        row = pointwise.ROW
+        row = pointwise.row_of(target)
     return row or BY_NAME.get(name_of(target), NO_ROW)
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+import attrs
 import torch
 
+from ...ops.elementwise import Elementwise
+from ...types import AxisPlacement
 from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, replicated
 from .dtypes import keeps_values
@@ -70,28 +74,36 @@ def is_pointwise(target: object) -> bool:
 
 def pointwise(call: OpCall) -> list[Choice]:
     """Shard a pointwise op over any dim of its result; linear ones pass Partial sums on."""
-    if len({x.shape for x in call.outs}) != 1:
+    out = max(call.outs, key=lambda x: (x.dim(), x.numel()))
+    if len(set(call.out_shapes)) != 1 and not _broadcast(call, out):
         return [replicated(call)]
-    return [replicated(call), *_dims(call), *_partial_strategies(call)]
+    return [replicated(call), *_dims(call, out), *_partial_strategies(call)]
 
 
-def _dims(call: OpCall) -> list[Choice]:
-    """List one strategy for each dim of the result, with broadcast operands replicated."""
-    out = call.outs[0]
-    choices = []
-    for d in range(out.dim()):
-        places = [d - out.dim() + x.dim() for x in call.ins]
-        whole = [
-            p < 0 or (x.shape[p] == 1 and out.shape[d] != 1)
-            for p, x in zip(places, call.ins, strict=True)
-        ]
-        choices.append(
-            (
-                tuple("R" if w else p for w, p in zip(whole, places, strict=True)),
-                (d,) * len(call.outs),
-            )
-        )
-    return choices
+def _broadcast(call: OpCall, out: torch.Tensor) -> bool:
+    """Return whether all operands and results broadcast to the largest result."""
+    for shape in (*call.shapes, *call.out_shapes):
+        if len(shape) > out.dim():
+            return False
+        pairs = zip(reversed(shape), reversed(out.shape), strict=False)
+        if any(size not in (1, whole) for size, whole in pairs):
+            return False
+    return True
+
+
+def _dims(call: OpCall, out: torch.Tensor) -> list[Choice]:
+    """List one strategy for each dim of the largest result. Operands and results that broadcast
+    over it are replicated.
+    """
+
+    def placed(x: torch.Tensor, d: int) -> AxisPlacement:
+        place = d - out.dim() + x.dim()
+        return "R" if place < 0 or (x.shape[place] == 1 and out.shape[d] != 1) else place
+
+    return [
+        (tuple(placed(x, d) for x in call.ins), tuple(placed(x, d) for x in call.outs))
+        for d in range(out.dim())
+    ]
 
 
 def _partial_strategies(call: OpCall) -> list[Choice]:
@@ -120,6 +132,20 @@ def widens(call: OpCall) -> bool:
 
 row = functools.partial(Op, pointwise, strided=True, of_sizes=True)
 ROW = row()  # of every op that works element by element
+
+
+def row_of(target: Any) -> Op:
+    """Return the record of an op that works element by element."""
+    if isinstance(target, Elementwise):
+        return attrs.evolve(ROW, lower=functools.partial(_written_out, target))
+    return ROW
+
+
+def _written_out(block: Elementwise, b: Any, args: list[Any], *_: Any) -> list[torch.fx.Node]:
+    """Emit the ops of a block."""
+    return b.inline(block, args)
+
+
 TABLE: dict[object, Op] = {
     aten._to_copy.default: row(rearranges=True),
     aten.alias.default: row(rearranges=True),

@@ -12,6 +12,7 @@ import torch
 from ... import _compat, _tree
 from ...capture import aten_trace
 from ...capture.modules.module_call import is_unbatched, spread
+from ...ops.elementwise import Elementwise, is_elementwise
 from ...ops.nodes import remove_unread
 from .layout import State, unhooked
 from .mode import Stepping
@@ -53,6 +54,7 @@ class Program:
         recipe: of the optimizer.
         kind: two rows of one kind have one program.
         graph: made when it is first needed.
+        block: the graph as one op, if it works element by element.
         names: the entries of the state after the step.
         constants: further inputs of the graph.
     """
@@ -60,6 +62,7 @@ class Program:
     recipe: Recipe
     kind: Any
     graph: torch.fx.GraphModule | None = None
+    block: Elementwise | None = None
     names: tuple[str, ...] = ()
     constants: list[torch.Tensor] = attrs.field(factory=list)
 
@@ -80,8 +83,12 @@ class Program:
         if self.graph is None:
             self.trace(row, options, inputs)
         assert self.graph is not None
+        inputs += self.constants
         with _compat.without_torch_functions():
-            param, *values = _compat.traced_again(self.graph, [*inputs, *self.constants])
+            if self.block is not None and _compat.are_traced(inputs):
+                param, *values = self.block.traced(inputs)
+            else:
+                param, *values = _compat.traced_again(self.graph, inputs)
         return param, dict(zip(self.names, values, strict=True))
 
     def trace(self, row: Row, options: Options, inputs: Sequence[torch.Tensor]) -> None:
@@ -100,6 +107,8 @@ class Program:
         graph, self.constants = aten_trace.traced(step, inputs, self.recipe.name)
         without_copies(graph)
         self.graph = torch.fx.GraphModule(torch.nn.Module(), graph)
+        if is_elementwise(graph):
+            self.block = Elementwise(graph, f"{self.recipe.cls.__name__}_step")
 
 
 def without_copies(graph: torch.fx.Graph) -> None:
