@@ -392,7 +392,9 @@ def call_traced(
     assert mode is not None, "call_traced runs only while make_fx traces"
     slot_of = lambda x: _slot_of(x, mode.tracer) if isinstance(x, torch.Tensor) else x
     slots: Any = torch.fx.node.map_aggregate(args, slot_of)
-    assert not any(None in part for part in slots if isinstance(part, list)), f"{target}: an operand"
+    assert not any(None in part for part in slots if isinstance(part, list)), (
+        f"{target}: an operand"
+    )
     graph, layouts = mode.tracer.graph, meta["val"]
     copied = graph.create_node("call_function", target, slots)
     copied.meta.update(meta)

@@ -20,8 +20,8 @@ from torch.fx import Graph, Node
 
 from .. import _compat
 from ..collectives import COLLECTIVES, kind_of_op
-from ..ops.graph_keys import GLOBAL, LOCAL, check_keys
 from ..ops.elementwise import Elementwise
+from ..ops.graph_keys import GLOBAL, LOCAL, check_keys
 from ..ops.higher_order import HigherOrder
 from ..ops.loops import Loop, loop_of
 from ..ops.placement import ALIGN, COTANGENT, REDISTRIBUTE
