@@ -55,6 +55,38 @@ def _is_padded_pool(node: Any) -> bool:
     return any(padding) if isinstance(padding, (list, tuple)) else padding != 0
 
 
+def _is_of_clipped_windows(node: Any) -> bool:
+    """Check for the gradient of an average pool whose last windows may be clipped: Inductor divides
+    by the size of a whole window.
+    """
+    ceil_mode, divisor = node.args[5], node.args[7] if len(node.args) > 7 else None
+    return ceil_mode and divisor is None
+
+
+def _is_rounded(node: Any) -> bool:
+    """Check for an interpolation to the nearest element whose places are rounded: by a factor that
+    is no power of two. Inductor rounds in another dtype, and its gradient not at all.
+    """
+    is_gradient = node.target is aten.upsample_nearest2d_backward.default
+    after = node.args[1]
+    before = node.args[2][2:] if is_gradient else node.args[0].meta["val"].shape[2:]
+    factors = node.args[3:] if is_gradient else node.args[2:]
+    scales = [*factors, *[None] * (len(after) - len(factors))]
+    rows = zip(before, after, scales, strict=True)
+    return not all(_is_power_of_two(a, b) and scale in (None, b / a) for a, b, scale in rows)
+
+
+def _is_power_of_two(before: int, after: int) -> bool:
+    """Check whether the ratio of two sizes is a power of two."""
+    less, more = sorted((before, after))
+    return less > 0 and more % less == 0 and (more // less).bit_count() == 1
+
+
+def _is_of_nothing(node: Any) -> bool:
+    """Check for a mean of no element: Inductor gives 0."""
+    return not node.args[0].meta["val"].numel()
+
+
 def _always(node: torch.fx.Node) -> bool:
     """Check nothing: the op of any such node runs by torch's kernel."""
     return True
@@ -74,8 +106,16 @@ WRONG: dict[Any, Callable[[torch.fx.Node], bool]] = {
     aten.remainder.Scalar: _by_zero,
     aten.remainder.Scalar_Tensor: _by_zero,
     aten.remainder.Tensor: _by_zero,
+    aten.avg_pool2d_backward.default: _is_of_clipped_windows,
+    aten.avg_pool3d_backward.default: _is_of_clipped_windows,
+    aten.upsample_nearest1d.default: _is_rounded,
+    aten.upsample_nearest2d.default: _is_rounded,
+    aten.upsample_nearest3d.default: _is_rounded,
+    aten.upsample_nearest2d_backward.default: _is_rounded,
+    aten.var_mean.correction: _is_of_nothing,
     aten.max_pool2d_with_indices.default: _is_padded_pool,
     aten.max_pool3d_with_indices.default: _is_padded_pool,
     aten.pow.Tensor_Scalar: _to_negative_power,
     aten.erfinv.default: _always,  # half of the digits, near one
+    aten.frexp.Tensor: _always,  # vectors of float64 do not compile
 }

@@ -12,6 +12,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
+# Ops without a decomposition: some calls run by torch's kernels (by_kernels.py).
+WHOLE = {
+    aten.upsample_nearest1d.default,
+    aten.upsample_nearest2d.default,
+    aten.upsample_nearest3d.default,
+}
 
 
 def table() -> dict[Any, Any]:
@@ -21,7 +27,7 @@ def table() -> dict[Any, Any]:
     from torch._inductor import inductor_prims
     from torch._inductor.decomposition import select_decomp_table
 
-    theirs = select_decomp_table()
+    theirs = {op: fn for op, fn in select_decomp_table().items() if op not in WHOLE}
     of_pools: Any = inductor_prims._low_memory_max_pool_offsets_to_indices
     known = {**theirs, of_pools: _max_pool_indices}
     return {**known, **{op: before(ours, theirs.get(op)) for op, ours in OURS.items()}}

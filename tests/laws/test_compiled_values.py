@@ -255,3 +255,80 @@ def test_a_pool_of_the_smallest_values_has_torchs_places_and_gradients(name: str
     leaf = x.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(loss(leaf), leaf)
     assert_close(sf.jit(sf.grad(loss), backend="inductor")(x), wanted)
+
+
+WINDOWS: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "1d": ((1, 1, 9), lambda x: F.avg_pool1d(x, 7, stride=3, ceil_mode=True)),
+    "2d": ((1, 2, 9, 8), lambda x: F.avg_pool2d(x, (3, 2), stride=2, padding=1, ceil_mode=True)),
+    "2d, padding not counted": (
+        (2, 9, 9),
+        lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    ),
+    "2d, a divisor": (
+        (2, 9, 9),
+        lambda x: F.avg_pool2d(x, 2, 3, ceil_mode=True, divisor_override=5),
+    ),
+    "3d": ((1, 1, 5, 6, 7), lambda x: F.avg_pool3d(x, 2, stride=2, ceil_mode=True)),
+    "powers": ((1, 1, 9, 8), lambda x: F.lp_pool2d(x.abs() + 1, 2.0, 3, 2, ceil_mode=True)),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_clipped_windows_of_average_pools_have_torchs_gradients(name: str) -> None:
+    shape, pool = WINDOWS[name]
+    assert_equal_gradients(lambda x: pool(x).sin().sum(), shape)
+
+
+FACTORS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "a factor": ((1, 2, 5, 4), {"scale_factor": 1.7}),
+    "a small factor": ((1, 2, 5, 4), {"scale_factor": 0.6}),
+    "factors": ((1, 2, 5, 4), {"scale_factor": (2.0, 0.7)}),
+    "twice": ((1, 2, 5, 4), {"scale_factor": 2}),
+    "half": ((1, 2, 6, 4), {"size": (3, 2)}),
+    "a rounded size": ((1, 1, 2, 3), {"size": (82, 3)}),
+    "rounded, 1d": ((1, 1, 3), {"size": 123}),
+    "rounded, 3d": ((1, 1, 2, 3, 2), {"size": (94, 3, 2)}),
+    "a size": ((1, 1, 41, 7), {"size": (82, 14)}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FACTORS)
+def test_interpolations_to_the_nearest_element_read_torchs_places(
+    name: str, dtype: torch.dtype
+) -> None:
+    shape, options = FACTORS[name]
+    resized = lambda x: F.interpolate(x, mode="nearest", **options)
+    x = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    assert_close(sf.jit(resized, backend="inductor")(x), resized(x), rtol=0, atol=0)
+    assert_equal_gradients(lambda x: resized(x).square().sum(), shape, dtype)
+
+
+def assert_equal_gradients(
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float64,
+) -> None:
+    """The compiled gradient of a loss is eager torch's."""
+    x = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(leaf), leaf)
+    assert_close(sf.jit(sf.grad(loss), backend="inductor")(x), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_the_mean_of_nothing_is_nan() -> None:
+    for fn in (torch.var_mean, torch.std_mean):
+        for x in (torch.zeros(0, 5), torch.zeros(3, 0)):
+            both = lambda x, fn=fn: [*fn(x), *fn(x, dim=0)]
+            assert_close(sf.jit(both, backend="inductor")(x), both(x), equal_nan=True)
+
+
+def test_the_mantissa_and_the_exponent_compile() -> None:
+    x = torch.randn(20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    split = lambda x: torch.frexp(x)
+    assert_close(sf.jit(split, backend="inductor")(x), split(x))
+    got = sf.jit(sf.grad(lambda x: torch.frexp(x).mantissa.sum()), backend="inductor")(x)
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(torch.frexp(leaf).mantissa.sum(), leaf)
+    assert_close(got, wanted)

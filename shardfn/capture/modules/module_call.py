@@ -269,7 +269,7 @@ class ModuleTracing(TorchFunctionMode):
         self.split: dict[int, tuple[Any, Any]] = {}  # held sparse tensors by id, with their parts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = {**(kwargs or {}), **python_substitutes.dropped_by_torch(func, sys._getframe(1))}
         line = self.paths.running_line(sys._getframe(1), PureModule.run.__code__)
         if line:
             torch.fx.traceback.set_stack_trace([line])

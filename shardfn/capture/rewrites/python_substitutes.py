@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ...errors import CaptureError
 from ...random.torch_ops import truncated_normal_
 from ..dtensors import replaced_calls
 
+REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as torch's kernels number them
 GAP = 1e-11  # the smallest sum of windows that torch.istft accepts
 
 
@@ -151,6 +153,34 @@ def gaussian_nll_loss(
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+def l1_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    weight: Any = None,
+) -> torch.Tensor:
+    """F.l1_loss, which drops its weight under a mode of torch functions."""
+    if size_average is not None or reduce is not None:
+        is_mean = size_average is None or size_average
+        reduction = "none" if reduce is False else "mean" if is_mean else "sum"
+    _refuse_reduction("F.l1_loss", reduction)
+    if target.shape != input.shape:
+        shapes = f"{tuple(target.shape)}, but the input has shape {tuple(input.shape)}"
+        warnings.warn(f"F.l1_loss: the target has shape {shapes}: they are broadcast", stacklevel=2)
+    whole, other = torch.broadcast_tensors(input, target)
+    if weight is None:
+        return torch._C._nn.l1_loss(whole, other, REDUCTIONS[reduction])
+    if weight.shape != input.shape:
+        shapes = f"{tuple(weight.shape)}, of an input of shape {tuple(input.shape)}"
+        misused("F.l1_loss", f"weight has shape {shapes}")
+    loss = torch.abs(whole - other) * weight
+    if reduction == "none":
+        return loss
+    return loss.sum() / weight.sum() if reduction == "mean" else loss.sum()
 
 
 def _is_one_short(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -378,8 +408,21 @@ def _refuse_lengths(x: torch.Tensor, targets: torch.Tensor, lengths: Any, labels
         misused("F.ctc_loss", f"targets have shape {shape}, for {x.shape[1]} samples")
 
 
+def dropped_by_torch(func: Any, caller: Any) -> dict[str, Any]:
+    """The arguments that a function of torch does not pass on to a mode of torch functions.
+
+    Args:
+        func: the function.
+        caller: the frame that calls the mode, inside the frame of the function.
+    """
+    if func is not F.l1_loss or caller.f_back.f_code is not F.l1_loss.__code__:
+        return {}
+    return {"weight": caller.f_back.f_locals["weight"]}
+
+
 TABLE = {
     F.ctc_loss: ctc_loss,
+    F.l1_loss: l1_loss,
     torch.istft: istft,
     torch.cov: cov,
     torch.corrcoef: corrcoef,

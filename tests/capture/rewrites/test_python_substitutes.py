@@ -4,10 +4,13 @@ and gradient, whole and cut.
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import itertools
 import re
+import textwrap
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch.nn.functional as F
 import shardfn as sf
 from shardfn import P
 from shardfn.capture.rewrites import inner_gradients, python_substitutes
+from shardfn.errors import CaptureError
 
 G = torch.Generator().manual_seed(3)
 X, Y = (
@@ -45,6 +49,11 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "combinations": (lambda x: torch.combinations(x[0], 3), X),
     "combinations with replacement": (lambda x: torch.combinations(x[0], 2, True), X),
     "combinations of none": (lambda x: torch.combinations(x[0], 0).sum() + x.sum(), X),
+    "l1_loss": (lambda x: F.l1_loss(x, Y), X),
+    "l1_loss weighted": (lambda x: F.l1_loss(x, Y, weight=Y * Y), X),
+    "l1_loss weighted by itself, a sum": (lambda x: F.l1_loss(x, Y, weight=x, reduction="sum"), X),
+    "l1_loss weighted, of each": (lambda x: F.l1_loss(x, Y, None, None, "none", Y), X),
+    "l1_loss weighted, as of old": (lambda x: F.l1_loss(x, Y, False, weight=Y * Y), X),
     "gaussian_nll_loss": (lambda x: F.gaussian_nll_loss(x, Y, Y * Y, full=True), X),
     "gaussian_nll_loss, one variance a row": (
         lambda x: F.gaussian_nll_loss(x, Y, Y[:, 0], reduction="sum"),
@@ -343,3 +352,46 @@ def test_what_torch_refuses_and_is_known_at_capture_is_an_error_by_name(case: st
     with pytest.raises((sf.CaptureError, torchs.type)) as ours:
         sf.jit(fn, backend="aten")(X)
     assert str(ours.value) == str(torchs.value) or re.search(text, str(ours.value))
+
+
+class Weighted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(Y * Y)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.l1_loss(x, Y, weight=self.weight)
+
+
+def test_a_module_passes_the_weight_of_an_l1_loss() -> None:
+    module = Weighted()
+    fn, params, buffers = sf.functionalize(module)
+    wanted = module(X)
+    torch.testing.assert_close(sf.jit(fn, backend="aten")(params, buffers, X)[0], wanted)
+    torch.testing.assert_close(sf.jit(lambda x: module(x), backend="aten")(X), wanted)
+
+
+def test_a_weight_of_another_shape_is_refused() -> None:
+    with pytest.raises(CaptureError, match="F.l1_loss: weight has shape"):
+        sf.jit(lambda x: F.l1_loss(x, Y, weight=Y[0]), backend="aten")(X)
+
+
+def test_torchs_other_functions_pass_all_arguments_on_to_a_mode() -> None:
+    """What a function of torch leaves out is lost under a mode of torch functions."""
+    own = (x for x in vars(F).values() if isinstance(x, types.FunctionType))
+    functions = {x.__name__: x for x in own if x.__module__ == F.__name__}
+    found = {(name, x) for name, function in functions.items() for x in not_passed(function)}
+    assert found <= {("l1_loss", "weight")}
+
+
+def not_passed(function: Any) -> set[str]:
+    """The parameters of a function that it does not hand to `handle_torch_function`."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    lost: set[str] = set()
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "handle_torch_function":
+            given = (x for arg in call.args[2:] for x in ast.walk(arg))
+            names = {x.id for x in given if isinstance(x, ast.Name)}
+            names |= {str(x.arg) for x in call.keywords}
+            lost |= set(inspect.signature(function).parameters) - names
+    return lost
