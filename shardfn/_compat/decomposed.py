@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
+NARROW = (torch.int8, torch.int16)
 # Ops without a decomposition: some calls run by torch's kernels (by_kernels.py).
 WHOLE = {
     aten.upsample_nearest1d.default,
@@ -99,6 +100,8 @@ def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
     tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if is_one or not tensors or torch.result_type(a, b) != b.dtype:
         return NotImplemented
+    if b.dtype is torch.bool:  # Inductor writes integers of 64 bits into the memory of bools
+        return torch.logical_or(a, b if alpha else torch.zeros_like(b))
     return aten.add.Tensor(a, aten.mul.Tensor(b, alpha))
 
 
@@ -112,10 +115,33 @@ def _mul(a: torch.Tensor, b: Any) -> Any:
     return aten.mul.Tensor(a, 0.0)
 
 
+def _abs(x: torch.Tensor) -> Any:
+    """Decompose the absolute value of 8-bit and 16-bit integers: Inductor does not wrap that of the
+    smallest one.
+    """
+    if x.dtype not in NARROW:
+        return NotImplemented
+    return torch.where(x < 0, torch.neg(x), x)
+
+
+def _sign(x: torch.Tensor) -> Any:
+    """Decompose the sign of 8-bit and 16-bit integers: the code of Inductor is of 32 bits, and does
+    not compile in a maximum.
+    """
+    if x.dtype not in NARROW:
+        return NotImplemented
+    return torch.sub((x > 0).to(x.dtype), (x < 0).to(x.dtype))
+
+
 def _divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     """Decompose a floor division of floats: 1.0 // 0.1 is 9, since 0.1 is a little more than a
-    tenth. Inductor floors the quotient, which is 10.
+    tenth. Inductor floors the quotient, which is 10. And a truncated division of 8-bit and 16-bit
+    integers, for which the code of Inductor is of 32 bits.
     """
+    dtype = torch.result_type(a, b)
+    if rounding_mode == "trunc" and dtype in NARROW:
+        wide = [x.to(torch.int32) if isinstance(x, torch.Tensor) else x for x in (a, b)]
+        return torch.div(*wide, rounding_mode="trunc").to(dtype)
     if rounding_mode != "floor" or not _is_floating(a, b):
         return NotImplemented
     return _floor_divide(a, b)
@@ -185,6 +211,7 @@ def _operands(a: Any, b: Any, *, is_rounded: bool = True) -> tuple[torch.Tensor,
 
 
 OURS = {
+    aten.abs.default: _abs,
     aten.add.Tensor: _add,
     aten.cumsum.default: _cumsum,
     aten.div.Scalar_mode: _divide,
@@ -197,4 +224,6 @@ OURS = {
     aten.remainder.Scalar: _remainder,
     aten.remainder.Scalar_Tensor: _remainder,
     aten.remainder.Tensor: _remainder,
+    aten.sgn.default: _sign,
+    aten.sign.default: _sign,
 }

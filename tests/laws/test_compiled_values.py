@@ -332,3 +332,49 @@ def test_the_mantissa_and_the_exponent_compile() -> None:
     leaf = x.clone().requires_grad_()
     (wanted,) = torch.autograd.grad(torch.frexp(leaf).mantissa.sum(), leaf)
     assert_close(got, wanted)
+
+
+SMALL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "sign": torch.sign,
+    "sgn": torch.sgn,
+    "square": torch.square,
+    "truncated": lambda x: torch.div(x, 3, rounding_mode="trunc"),
+    "floored": lambda x: torch.div(x, 3, rounding_mode="floor"),
+    "multiple": lambda x: torch.add(x, x, alpha=3),
+    "shifted": lambda x: x << 1,
+    "cube": lambda x: x**3,
+}
+READERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "int32": lambda y: y.to(torch.int32),
+    "float": lambda y: y.float(),
+    "compared": lambda y: y > 50,
+    "halved": lambda y: y >> 1,
+    "divided": lambda y: y // 3,
+    "rest": lambda y: y % 6,
+    "sum": lambda y: y.sum(),
+    "largest": lambda y: y.amax(0),
+    "place": lambda y: y.argmax(0),
+    "clamped": lambda y: y.clamp(-3, 3),
+    "maximum": lambda y: torch.maximum(y, y.flip(0)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8, torch.int32], ids=str)
+@pytest.mark.parametrize("name", SMALL)
+def test_integers_wrap_at_the_ends_of_their_dtype(name: str, dtype: torch.dtype) -> None:
+    ends = torch.iinfo(dtype)
+    numbers = [ends.min, ends.min + 1, 0, 1, 2, 5, ends.max // 2, ends.max - 1, ends.max]
+    x = torch.tensor([numbers] * 5).flatten().to(dtype)
+    every = {reader: lambda x, r=r: r(SMALL[name](x)) for reader, r in READERS.items()}
+    assert_compiled(every, x, bound=1e-6)
+
+
+@pytest.mark.parametrize("factor", [0, 1, 3, True])
+def test_a_sum_of_bools_with_a_factor_is_bool(factor: Any) -> None:
+    a, b = torch.tensor([[True, True, False, False], [True, False, True, False]])
+    summed = lambda a, b: torch.add(a, b, alpha=factor)
+    assert_close(sf.jit(summed, backend="inductor")(a, b), summed(a, b))
+    wide = lambda a, b: torch.add(a, b.repeat(10, 1), alpha=factor) | b
+    assert_close(sf.jit(wide, backend="inductor")(a, b), wide(a, b))
