@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -39,5 +40,7 @@ def _nodes(value: Any) -> list[torch.fx.Node]:
     if isinstance(value, torch.fx.Node):
         return [value] if value.op == "call_function" else []
     inner = getattr(value, "node", None)
-    origins = getattr(value, "origins", None) or getattr(inner, "origins", None) or ()
-    return [x for x in origins if isinstance(x, torch.fx.Node)]
+    for origins in (getattr(value, "origins", None), getattr(inner, "origins", None)):
+        if isinstance(origins, Iterable):  # one that is not finished has a field of the class
+            return [x for x in origins if isinstance(x, torch.fx.Node)]
+    return []

@@ -114,7 +114,7 @@ class _Repeats:
             nodes = self.nodes[start : start + length]
             is_torn = len(without_torn_end(nodes)) < length
             block = None if is_torn else block_of(nodes, self.value_texts)
-            if block is not None:
+            if block is not None and block.operands:  # one of constants is made once
                 kinds.setdefault((block.key, self.writes(block)), []).append(block)
         spans: list[Span] = []
         for (_, writes), blocks in kinds.items():

@@ -315,3 +315,14 @@ def test_compiled_code_calls_blocks(donated: bool) -> None:
     new, got = run([w.clone() for w in args[0]], args[1])
     torch.testing.assert_close(got, value, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(new, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_constants_that_repeat_are_made_once() -> None:
+    def fn(ts: list[torch.Tensor]) -> torch.Tensor:
+        grids = [F.affine_grid(t, [2, 1, 3, 4], align_corners=k < 2) for k, t in enumerate(ts)]
+        return torch.stack(grids).square().sum()
+
+    ts = [rows(2, 2, 3) * k for k in range(4)]
+    value, grads = sf.jit(sf.value_and_grad(fn), backend="inductor")(ts)
+    wanted, gradients = sf.value_and_grad(fn)(ts)
+    torch.testing.assert_close((value, grads), (wanted, gradients))
