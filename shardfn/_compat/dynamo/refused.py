@@ -23,6 +23,8 @@ ASKS_RANK = "the function asks for its rank"
 
 MAKES_DTENSOR = "the function makes a DTensor or reads its local tensor"
 
+# as Dynamo refuses torch.Tensor([x, y]); of torch.FloatTensor([x, y]) it would make a gradient
+OF_LIST = "call_function <class 'torch.Tensor'>: data is not allocated yet"
 FOREIGN = "the function closes over a tensor of class"
 
 FOLLOWED = "the function reads an attribute of a differentiated or mapped tensor of class"
@@ -158,14 +160,25 @@ def refuse_class_of_followed(node: Any, classes: tuple[Any, ...]) -> None:
 
 def refuse_call(called: Any, args: Any, kwargs: Any) -> None:
     """Stop Dynamo at a call that makes a DTensor, communicates or seeds a generator, or that makes
-    a tensor of those that a transform follows.
+    a tensor of those that a transform follows, or of a list of tensors.
     """
     refuse(refusal(called) or generators.seeds(called, kwargs))
+    if isinstance(called, type(torch.FloatTensor)) and any(map(_is_list_of_tensors, args)):
+        refuse(OF_LIST)
     if isinstance(called, type) and hasattr(called, "__tensor_flatten__"):
         given = [*args, *kwargs.values()]
         held = [x.proxy.node.meta.get("example_value") for x in given if hasattr(x, "proxy")]
         if any(map(is_wrapped, held)):
             refuse(f"{MADE_OF_FOLLOWED} {called.__name__};")
+
+
+def _is_list_of_tensors(x: Any) -> bool:
+    """Check for a list in which Dynamo reads a tensor."""
+    from torch._dynamo.variables import ListVariable, TupleVariable
+
+    given = x.realize()
+    is_list = isinstance(given, (ListVariable, TupleVariable))
+    return is_list and any(item.realize().is_tensor() for item in given.items)
 
 
 def collective_refused(_: Any, function: Any, *args: Any, **kwargs: Any) -> None:

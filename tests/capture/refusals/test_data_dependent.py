@@ -130,6 +130,11 @@ REFUSED: dict[str, tuple[Call, str, str]] = {
         READ.format("torch.Tensor([x, y])"),
         "torch.stack([x, y])",
     ),
+    "torch.FloatTensor": (
+        lambda x, i: torch.FloatTensor([x.sum(), x.mean()]),
+        READ.format("torch.Tensor([x, y])"),
+        "torch.stack([x, y])",
+    ),
     "equal": (
         lambda x, i: torch.equal(x, x + 1),
         READ.format("torch.equal"),
