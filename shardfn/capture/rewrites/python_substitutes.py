@@ -22,7 +22,6 @@ from ...errors import CaptureError
 from ...random.torch_ops import truncated_normal_
 from ..dtensors import replaced_calls
 
-REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}  # as torch's kernels number them
 GAP = 1e-11  # the smallest sum of windows that torch.istft accepts
 
 
@@ -171,16 +170,17 @@ def l1_loss(
     if target.shape != input.shape:
         shapes = f"{tuple(target.shape)}, but the input has shape {tuple(input.shape)}"
         warnings.warn(f"F.l1_loss: the target has shape {shapes}: they are broadcast", stacklevel=2)
-    whole, other = torch.broadcast_tensors(input, target)
-    if weight is None:
-        return torch._C._nn.l1_loss(whole, other, REDUCTIONS[reduction])
-    if weight.shape != input.shape:
-        shapes = f"{tuple(weight.shape)}, of an input of shape {tuple(input.shape)}"
-        misused("F.l1_loss", f"weight has shape {shapes}")
-    loss = torch.abs(whole - other) * weight
+    loss = torch.abs(input - target)
+    if weight is not None:
+        if weight.shape != input.shape:
+            shapes = f"{tuple(weight.shape)}, of an input of shape {tuple(input.shape)}"
+            misused("F.l1_loss", f"weight has shape {shapes}")
+        loss = loss * weight
     if reduction == "none":
         return loss
-    return loss.sum() / weight.sum() if reduction == "mean" else loss.sum()
+    if reduction == "sum" or weight is None:
+        return loss.mean() if reduction == "mean" else loss.sum()
+    return loss.sum() / weight.sum()
 
 
 def _is_one_short(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:

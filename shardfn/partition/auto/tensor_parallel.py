@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from ... import _compat
+from ...ops.elementwise import Elementwise
 from ...ops.nodes import args_of
 from ...types import PARTIAL_KINDS
 from .. import layout, rules
@@ -83,12 +84,13 @@ class _Dims:
             self.view(node, inputs[0], rows)
             return
         best = max(rows, key=lambda row: self.fit(row, inputs), default=None)
-        results = [None] if best is None else best[1]
+        value = node.meta.get("val")
+        is_tuple = isinstance(value, (tuple, list))
+        results = ([None] * len(value) if is_tuple else [None]) if best is None else best[1]
         if best is not None:
             for x, dim in zip(inputs, best[0], strict=True):
                 if isinstance(x, Open) and dim in x.dims:
                     self.chosen.setdefault(x.parameter, x.dims[dim])
-        is_tuple = isinstance(node.meta.get("val"), (tuple, list))
         self.known[node] = list(results) if is_tuple else results[0]
 
     def at(self, node: Node) -> Any:
@@ -110,7 +112,7 @@ class _Dims:
         results.
         """
         is_op = isinstance(node.target, _compat.OpOverload) and node.target.namespace != "shardfn"
-        call = call_of(node) if is_op else None
+        call = call_of(node) if is_op or isinstance(node.target, Elementwise) else None
         if call is None:
             return
         for ins, made in strategies_of(rules.find(node.target), call, "auto", node):

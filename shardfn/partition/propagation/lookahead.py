@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from ... import _compat
+from ...ops.elementwise import Elementwise
 from ...ops.placement import ALIGN
 from ...types import PARTIAL_KINDS, MeshPlacements
 from .. import rules
@@ -109,7 +110,8 @@ class Ahead:
             return [(((d, d), (d,)), nodes) for d in dims]
         is_op = isinstance(reader.target, _compat.OpOverload)
         has_one_result = isinstance(reader.meta.get("val"), torch.Tensor)
-        if not is_op or reader.target.namespace == "shardfn" or not has_one_result:
+        is_known = is_op and reader.target.namespace != "shardfn" and has_one_result
+        if not is_known and not isinstance(reader.target, Elementwise):
             return []
         call = call_of(reader)
         if call is None:

@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 from ... import _compat
 from ...ops import shard_map
 from ...ops.debug import DEBUG
+from ...ops.elementwise import Elementwise
 from ...ops.loops import Loop
 from ...ops.nodes import args_of
 from ...ops.placement import REDISTRIBUTE
@@ -694,7 +695,8 @@ def _reads_slots(node: Node) -> bool:
     """Return whether a node needs its inputs made: a loop, or a prim."""
     is_op = isinstance(node.target, _compat.OpOverload)
     is_prim = is_op and _compat.namespace_of(node.target) == "shardfn"
-    return not is_op or (is_prim and node.target not in READ_ANYWHERE)
+    is_called = not is_op and not isinstance(node.target, Elementwise)
+    return is_called or (is_prim and node.target not in READ_ANYWHERE)
 
 
 def _is_made_anywhere(call: OpCall, values: list[Value]) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from ...ops.elementwise import Elementwise
 from ...types import AxisPlacement
+from ..emission.graph_builder import Builder
 from ..rule_api.op_record import Op
 from ..rule_api.strategy import Choice, OpCall, replicated
 from .dtypes import keeps_values
@@ -141,7 +142,7 @@ def row_of(target: Any) -> Op:
     return ROW
 
 
-def _written_out(block: Elementwise, b: Any, args: list[Any], *_: Any) -> list[torch.fx.Node]:
+def _written_out(block: Elementwise, b: Builder, args: list[Any], *_: Any) -> list[torch.fx.Node]:
     """Emit the ops of a block."""
     return b.inline(block, args)
 
