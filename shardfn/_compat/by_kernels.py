@@ -87,6 +87,18 @@ def _is_of_nothing(node: Any) -> bool:
     return not node.args[0].meta["val"].numel()
 
 
+def _has_bound_outside(node: Any) -> bool:
+    """Check for a clamp of integers whose bound their dtype cannot hold: Inductor wraps the bound,
+    and torch does so until 2.14.
+    """
+    dtype = node.args[0].meta["val"].dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return False
+    ends = torch.iinfo(dtype)
+    bounds = [x for x in (*node.args[1:], *node.kwargs.values()) if isinstance(x, int)]
+    return any(not ends.min <= x <= ends.max for x in bounds)
+
+
 def _always(node: torch.fx.Node) -> bool:
     """Check nothing: the op of any such node runs by torch's kernel."""
     return True
@@ -117,5 +129,8 @@ WRONG: dict[Any, Callable[[torch.fx.Node], bool]] = {
     aten.max_pool3d_with_indices.default: _is_padded_pool,
     aten.pow.Tensor_Scalar: _to_negative_power,
     aten.erfinv.default: _always,  # half of the digits, near one
+    aten.clamp.default: _has_bound_outside,
+    aten.clamp_max.default: _has_bound_outside,
+    aten.clamp_min.default: _has_bound_outside,
     aten.frexp.Tensor: _always,  # vectors of float64 do not compile
 }

@@ -154,14 +154,14 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
         args = tuple(_object(tx, y, depth + 1) for y in x.sym_args)
         kwargs = {k: _object(tx, y, depth + 1) for k, y in x.sym_kwargs.items()}
         return Delayed(x.format_string, args, kwargs)
-    if isinstance(x, (variables.ListVariable, variables.TupleVariable)) and depth < DEPTH:
-        items = [_object(tx, y, depth + 1) for y in x.items]
-        is_size = x.python_type() is torch.Size and all(type(y) is int for y in items)
-        return items if x.python_type() is list else torch.Size(items) if is_size else tuple(items)
     if isinstance(x, UserDefinedTupleVariable) and depth < DEPTH:
         make = maker_of(x.python_type())
         if make is not None:
             return make([_object(tx, y, depth + 1) for y in x.items])
+    if isinstance(x, (variables.ListVariable, variables.TupleVariable)) and depth < DEPTH:
+        items = [_object(tx, y, depth + 1) for y in x.items]
+        is_size = x.python_type() is torch.Size and all(type(y) is int for y in items)
+        return items if x.python_type() is list else torch.Size(items) if is_size else tuple(items)
     if isinstance(x, variables.ConstDictVariable) and depth < DEPTH:
         return {_object(tx, k.vt, depth + 1): _object(tx, y, depth + 1) for k, y in x.items.items()}
     if isinstance(x, variables.NestedUserFunctionVariable):
