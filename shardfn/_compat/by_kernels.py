@@ -89,7 +89,7 @@ def _is_of_nothing(node: Any) -> bool:
 
 def _has_bound_outside(node: Any) -> bool:
     """Check for a clamp of integers whose bound their dtype cannot hold: Inductor wraps the bound,
-    and torch does so until 2.14.
+    as torch 2.13 does. Torch 2.15 does not.
     """
     dtype = node.args[0].meta["val"].dtype
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
