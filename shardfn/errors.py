@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import types
+import warnings
 from collections.abc import Iterable
 from typing import Any, Self
 
@@ -417,6 +418,15 @@ def is_ours(file: str) -> bool:
 def is_inside(file: str) -> bool:
     """Return whether a file belongs to shardfn itself."""
     return file.startswith(_HERE)
+
+
+def warn(text: str) -> None:
+    """Warn at the line of user code that called into shardfn."""
+    frame: types.FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and is_ours(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def user_frame() -> types.FrameType | None:

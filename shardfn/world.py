@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from . import _compat
-from .errors import DivergenceError, RendezvousError, ShardError, listed
+from .errors import DivergenceError, RendezvousError, ShardError, listed, warn
 from .extensions import DEFAULT_WAIT, LAUNCHER, Eager, Job, Lane, service
 
 MAX_RANKS = 2**20
@@ -266,7 +265,7 @@ def _warn_of_launcher(world: World) -> None:
         f"process simulates all {world.size} ranks; fake_world({world.size}, "
         "unless_launched=True) does nothing under torchrun, so that ranks are real"
     )
-    warnings.warn(text, stacklevel=3)
+    warn(text)
 
 
 def _leave_fake_world() -> None:

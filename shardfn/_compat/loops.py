@@ -47,10 +47,18 @@ def differentiable_flex(call: Callable[..., Any], op: Any, *args: Any, **kw: Any
     and in loop bodies, which do not take the op.
     """
     if not (is_transformed() or _IN_BODY.get()):
-        return call(op, *args, **kw)
+        return _in_working_precision(*call(op, *args, **kw))
     from torch._higher_order_ops.flex_attention import math_attention
 
     return math_attention(*args, **kw)
+
+
+def _in_working_precision(out: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the results of flex attention. For float64, torch 2.15's fake kernel says that its
+    sums are float32, where they are float64.
+    """
+    is_wide = out.dtype == torch.float64
+    return out, *(x.to(torch.float64) if is_wide else x for x in others)
 
 
 def differentiable_index(call: Callable[..., Any], x: Any, indices: Any) -> Any:

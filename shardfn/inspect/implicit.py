@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable
 
 from ..buckets import human_bytes
-from ..errors import PlacementError, problem
+from ..errors import PlacementError, problem, warn
 from ..partition import layout
 from ..partition import plan as steps
 from ..source_text import located
@@ -53,7 +52,7 @@ def report_implicit(
         first = refused[0]
         raise PlacementError(text, source=first.source, module=first.module, fix=FIX)
     if warned := tuple(t for t in implicit if t.setting == "warn"):
-        warnings.warn(report(name, warned), stacklevel=2)
+        warn(report(name, warned))
 
 
 def report(name: str, implicit: tuple[Transfer, ...]) -> str:

@@ -16,7 +16,7 @@ POINTWISE = torch.Tag.pointwise
 OPS = ("cond", "scan", "while_loop", "map_impl", "associative_scan", "flex_attention")
 
 
-class _TensorSlot:
+class TensorSlot:
     """The position of a tensor in a template of arguments."""
 
     def __init__(self, number: int) -> None:
@@ -78,7 +78,7 @@ def _substitute(tree: Any, tensors: Any, graphs: list[Any] | None = None) -> Any
     """Fill a template of arguments with tensors; or collect its graphs into a list, if one is
     passed.
     """
-    if isinstance(tree, _TensorSlot):
+    if isinstance(tree, TensorSlot):
         return tensors[tree.number] if graphs is None else None
     if isinstance(tree, torch.fx.GraphModule) and graphs is not None:
         graphs.append(tree)
@@ -106,7 +106,7 @@ def bind_graphs(module: torch.fx.GraphModule) -> None:
             ):
                 return getattr(module, str(n.target))
             tensors.append(n)
-            return _TensorSlot(len(tensors) - 1)
+            return TensorSlot(len(tensors) - 1)
 
         template = _mutable(torch.fx.node.map_arg((node.args, node.kwargs), place))
         node.target, node.args, node.kwargs = (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import types
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from ..capture import name_of
-from ..errors import call_site, is_inside, problem
+from ..errors import call_site, problem, warn
 from .arguments import Placed
 from .options import Request
 
@@ -78,7 +76,7 @@ def _note(request: Request, where: str, path: str, old: Any, new: Any) -> None:
     changes = request.store.changes
     count = changes[where] = changes.get(where, 0) + 1
     if count == OFTEN[kind]:
-        warnings.warn(_text(request, where, path, old, new), stacklevel=_users_level())
+        warn(_text(request, where, path, old, new))
 
 
 def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:
@@ -105,12 +103,3 @@ def _text(request: Request, where: str, path: str, old: Any, new: Any) -> str:
                 "program takes any value"
             )
     return problem(f"{request.name}, {where}", got, fix=fix, source=call_site())
-
-
-def _users_level() -> int:
-    """Compute the stacklevel of the user's innermost frame, for warnings.warn in the caller."""
-    frame = sys._getframe(1)
-    level = 1
-    while frame.f_back is not None and is_inside(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    return level

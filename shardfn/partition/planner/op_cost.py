@@ -215,6 +215,12 @@ def _fallback_backward(x: Any, w: Any, *_: Any) -> float:
     return 2 * _grouped(x, w)
 
 
+def _flex_attention(q: Any, k: Any, v: Any, *_: Any) -> float:
+    """Count the flops of flex attention where its mask hides nothing."""
+    pairs = q.shape[:-1].numel() * k.shape[-2]
+    return 2.0 * pairs * (k.shape[-1] + v.shape[-1])
+
+
 def _vectors(x: Any, _: Any) -> float:
     """Count the flops of a product with a vector."""
     return 2.0 * x.numel()
@@ -242,6 +248,7 @@ OWN: dict[str, Callable[..., float]] = {
     "aten::dot": _vectors,
     "shardfn::padded_convolution": _convolution,
     "shardfn::padded_convolution_backward": _convolution_backward,
+    "flex_attention": _flex_attention,
     "transformers::grouped_mm_fallback": _grouped,
     "transformers::grouped_mm_fallback_backward": _fallback_backward,
 }

@@ -8,6 +8,7 @@ from torch.fx import Node
 
 from ...axis_options import ULYSSES
 from ...errors import PlacementError
+from ...ops.higher_order import HigherOrder
 from ...ops.nodes import origin_of
 from ...types import ATTENTION, MeshAxes
 from .. import rules
@@ -43,6 +44,7 @@ def asked_rows(
     divides = way != ULYSSES or few % n == 0
     if way in by_way and divides:
         return [row for row in rows if way_of(call, row) == way]
+    is_flex = isinstance(call.target, HigherOrder)
     others = [x for x in by_way if x not in (None, way) and (x != ULYSSES or few % n == 0)]
     raise PlacementError.of(
         f"{name}, attention",
@@ -50,6 +52,8 @@ def asked_rows(
         f"for {_described(call)}",
         needed=f"a number of key heads that is divisible by {n}, the number of ranks"
         if way == ULYSSES
+        else "F.scaled_dot_product_attention, or queries whose number the blocks of the mask divide"
+        if is_flex
         else (
             "attention with as many queries as keys if causal, without dropout, and with a mask "
             "only if the kernel accepts one"
@@ -76,6 +80,8 @@ def _described(call: OpCall) -> str:
         f"{query.shape[QUERIES]} queries of {query.shape[HEADS]} heads",
         f"{key.shape[QUERIES]} keys of {key.shape[HEADS]}",
     ]
+    if isinstance(call.target, HigherOrder):
+        return ", ".join([*parts, "by flex_attention"])
     if call["is_causal"]:
         parts.append("causal")
     if "attn_mask" in tensors or "attn_bias" in tensors:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...collectives import COLLECTIVES
+from ...ops.higher_order import HigherOrder
 from ...ops.placement import AFTER
 from ...ops.prims import PRIMS
 from ...types import MeshAxes, MeshPlacements
@@ -31,6 +32,7 @@ from . import (
     shard_map,  # noqa: F401  it fills rows of PRIMS
     view,
 )
+from .attention import flex
 from .attention import strategies as attention
 from .lookups import bags, gather_scatter, index, index_put
 
@@ -74,12 +76,16 @@ fill_value, fill_fits, LIKE = fills.fill_value, fills.fits, fills.LIKE
 
 def name_of(target: object) -> str:
     """Return the name of an op, without its overload."""
+    if isinstance(target, HigherOrder):
+        return target.__name__
     schema = getattr(target, "_schema", None)
     return schema.name if schema is not None else ""
 
 
 def row_of(target: object) -> Op:
     """Look up the record of an op in the rule tables."""
+    if isinstance(target, HigherOrder) and target.__name__ == flex.NAME:
+        return flex.row_of(target)
     row = OPS.get(target)
     if row is None and pointwise.is_pointwise(target):
         row = pointwise.row_of(target)

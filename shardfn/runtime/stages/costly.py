@@ -1,11 +1,14 @@
-"""Warnings about expensive parts of a lowered program, once for each function."""
+"""Warnings about a lowered program, once for each function: its expensive parts, and options that
+nothing uses.
+"""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Protocol
 
+from ...errors import warn
 from ...inspect.expensive import expensive
+from ...inspect.unused_options import unused_options
 from ...partition import Plan, propagate
 from ...types import Program
 from ..arguments import Placed
@@ -26,7 +29,8 @@ class Staged(Protocol):
 
 
 def warn_of_expensive(traced: Staged, chosen: Plan, wanted: tuple[Any, ...]) -> None:
-    """Warn once of what is expensive in a plan, with a placement that mends it.
+    """Warn once of what is expensive in a plan, with a placement that mends it, and of options that
+    nothing uses.
 
     Args:
         traced: a function under `shard`; of other transforms nothing is said.
@@ -43,7 +47,7 @@ def warn_of_expensive(traced: Staged, chosen: Plan, wanted: tuple[Any, ...]) -> 
     place = lambda ins: propagate(program, axes, ins, outs)
     arguments = len(traced.placed.tensors)
     said = request.store.expensive
-    for text in expensive(program, chosen, place, arguments):
+    for text in (*unused_options(program, chosen), *expensive(program, chosen, place, arguments)):
         if text not in said:
             said.add(text)
-            warnings.warn(text, stacklevel=2)
+            warn(text)

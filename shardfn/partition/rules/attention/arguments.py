@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .... import _compat
+from ....ops.higher_order import HigherOrder
 from ...rule_api.einsum import in_owners, tensor_arguments
 from ...rule_api.strategy import OpCall
 
@@ -52,7 +53,9 @@ def is_backward(target: Any) -> bool:
 
 
 def tensors_by_name(call: OpCall) -> dict[str, torch.Tensor]:
-    """Return the tensor arguments of a call by name."""
+    """Return the tensor arguments of a call by name; of flex attention the first three."""
+    if isinstance(call.target, HigherOrder):
+        return dict(zip(FACTORS, call.ins, strict=False))
     names = tensor_arguments(call.target)
     owners = (names[owner] for owner in in_owners(call))
     return dict(zip(owners, call.ins, strict=True))

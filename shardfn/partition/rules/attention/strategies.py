@@ -165,7 +165,11 @@ def gradients_of(call: OpCall) -> list[int | None]:
 
 def way_of(call: OpCall, choice: Choice) -> str | None:
     """Return the name of a strategy; None if it has none."""
-    query, key = (choice[0][_index(call, name)] for name in ("query", "key"))
+    return way_by(*(choice[0][_index(call, name)] for name in ("query", "key")))
+
+
+def way_by(query: AxisPlacement, key: AxisPlacement) -> str | None:
+    """Return the name of the strategy that places queries and keys so; None if it has none."""
     if layout.shards(query, QUERIES):
         return RING if layout.shards(key, QUERIES) else GATHER
     return ULYSSES if layout.shards(query, HEADS) and layout.shards(key, HEADS) else None
