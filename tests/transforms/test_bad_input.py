@@ -372,6 +372,19 @@ def test_random_numbers_are_refused_where_ranks_would_differ() -> None:
     )
 
 
+def test_dropout_of_a_kernel_is_refused_where_ranks_would_differ() -> None:
+    """Lowered for shapes alone: the kernel is one of CUDA."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention
+    rows = sf.ShapeDtype((4, 4, 64, 32), torch.bfloat16)
+    run = sharded(lambda q: kernel(q, q, q, 0.1)[0])
+    _, text = refusal(sf.RuleError, lambda: run.lower(rows))
+    assert text == (
+        "shard(<lambda>), op aten._scaled_dot_product_flash_attention.default: the kernel draws "
+        "the random numbers of its dropout, and each rank would draw others\n  at: HERE\n"
+        "  try: torch.nn.attention.sdpa_kernel(SDPBackend.MATH), whose dropout is shardfn's"
+    )
+
+
 def test_constraints_that_do_not_fit() -> None:
     fix = "use P with axes of the mesh and one entry for each dim"
     _, text = refusal(

@@ -12,6 +12,7 @@ from ...errors import PlacementError, RuleError
 from ...ops.higher_order import HigherOrder
 from ...ops.nodes import origin_of
 from ...types import REDUCTIONS, MeshAxes, MeshPlacements
+from .. import rules
 
 
 def partials_over(placements: MeshPlacements, axes: MeshAxes) -> str:
@@ -103,6 +104,9 @@ def refuse_random(node: torch.fx.Node, name: str, axes: MeshAxes) -> None:
         return
     got = "the op draws random numbers, and each rank would draw different ones"
     fix = "pass random tensors as arguments"
+    if rules.row_of(node.target).way_of is not None:
+        got = "the kernel draws the random numbers of its dropout, and each rank would draw others"
+        fix = "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), whose dropout is shardfn's"
     if is_nested:
         got = "the op draws random numbers, but its subgraphs have no random state"
         fix = "use sf.cond, sf.scan or sf.while_loop; or pass random tensors as arguments"
