@@ -20,6 +20,7 @@ from .refusals.derived_tangents import refuse_derived
 from .refusals.sparse_gradients import refuse_sparse_gradient
 from .rewrites import inner_gradients
 from .rewrites.custom_op_gradients import refuse_dropped
+from .rewrites.einsum_batches import EINSUMS, einsum
 
 
 class Replay(torch.fx.Interpreter):
@@ -73,6 +74,8 @@ class Replay(torch.fx.Interpreter):
             return pipelined_values.replayed(*args)
         if target in control_flow_ops.REPLAYED:
             return control_flow_ops.REPLAYED[target](Replay, *args, **kwargs)
+        if target in EINSUMS:
+            return einsum(*args, **kwargs)
         return super().call_function(target, args, kwargs)
 
 

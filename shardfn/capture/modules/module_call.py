@@ -20,6 +20,7 @@ from ..aten_trace import hooked_values
 from ..refusals import data_dependent, leaked_values, torch_errors
 from ..rewrites import python_substitutes, sparse_borders, sparse_matrices
 from ..rewrites.custom_op_gradients import refuse_dropped_call
+from ..rewrites.einsum_batches import EINSUMS, einsum
 from . import module_copies
 from .attribute_stores import stored_at
 from .backward_hooks import HookedCall
@@ -353,5 +354,7 @@ class ModuleTracing(TorchFunctionMode):
 
 def _substitute_of(func: Any) -> Any:
     """The function that is called in place of a function of torch."""
+    if func in EINSUMS:
+        return einsum
     substitute = python_substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
     return substitute or _compat.recurrent(func) or func

@@ -236,6 +236,9 @@ class _Rows:
                     node.replace_all_uses_with(flat)
             elif node.target is aten.index_put.default:
                 self.add(node)
+            elif node.target is aten.new_zeros.default:
+                like, *others = node.args
+                node.args = (self.flat_of(like) or like, *others)
             elif (options := self.arranged(node)) is not None:
                 self.arrange(node, options)
             elif torch.Tag.pointwise in getattr(node.target, "tags", ()):
