@@ -55,8 +55,8 @@ class Product:
         return next((product for product in products if product.is_one()), None)
 
     def is_one(self) -> bool:
-        """Return whether these are vectors and matrices with equal batch dims, the matrices with
-        more of them, if any.
+        """Return whether these are vectors and matrices with equal batch dims, after which the
+        matrices may have more.
         """
         vector, matrix, result = ({*x} for x in (self.vector, self.matrix, self.result))
         every = self.vector, self.matrix, self.result
@@ -74,6 +74,7 @@ class Product:
             and len({*self.matrix[-2:]} & terms) == 1
             and not {*self.matrix[-2:]} <= vector
             and len(vector) > 1
+            and {*self.matrix[: len(vector) - 1]} == vector & result
             and all(sizes[0][label] == sizes[1][label] for label in vector)
         )
 

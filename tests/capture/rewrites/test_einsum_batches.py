@@ -36,6 +36,7 @@ OTHERS = (
     "td,tkdf->tkdf",
     "d,kdf->kf",
     "kt,tkdf->tdf",
+    "td,ktdf->ktf",
 )
 
 
