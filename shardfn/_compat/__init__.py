@@ -129,6 +129,7 @@ from .dynamo.tree_functions import of_trees, owned
 from .dynamo.under_transforms import UnderTransforms
 from .dynamo.value_checks import check_passed
 from .fakes.answers import result_of
+from .fakes.copies import on_fakes
 from .fakes.zeros import is_zero_tensor, write_out_zeros
 from .inductor import (
     Integer,
@@ -439,6 +440,7 @@ __all__ = [
     "neutral",
     "not_private",
     "of_trees",
+    "on_fakes",
     "one_thread",
     "open_dual",
     "of_rank",

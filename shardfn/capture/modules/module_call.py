@@ -357,4 +357,4 @@ def _substitute_of(func: Any) -> Any:
     if func in EINSUMS:
         return einsum
     substitute = python_substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
-    return substitute or _compat.recurrent(func) or func
+    return substitute or _compat.recurrent(func) or _compat.on_fakes(func)

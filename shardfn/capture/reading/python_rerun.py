@@ -57,7 +57,7 @@ class EagerMode(TorchFunctionMode):
         out = failed = None
         try:
             with _compat.requires_grad_allowed():
-                out = func(*args, **kwargs)
+                out = _compat.on_fakes(func)(*args, **kwargs)
         except Exception as error:
             failed = error
         # outside of the `except`, for the error of this call has no other context
