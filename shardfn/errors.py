@@ -21,7 +21,7 @@ from .source_text import located
 SHOWN_RANKS = 16
 _CELL = re.compile(r"ipython-input-(\d+)-")  # in the name that IPython gives a cell's code
 _HERE = os.path.dirname(__file__) + os.sep
-_TORCH = os.path.dirname(torch.__file__)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _LIBRARIES = (
     "/optree/",
     "/shardfn/kernels/",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 import shardfn as sf
-from shardfn.errors import ShardError, call_site, problem
+from shardfn.errors import ShardError, call_site, is_ours, problem
 
 FAMILY = (
     sf.PlacementError,
@@ -96,3 +98,10 @@ def test_s7_7_a_torch_without_distributed_is_one_clear_error() -> None:
     first, *rest = done.stdout.splitlines()
     assert first == "shardfn: this build of torch has no torch.distributed"
     assert [line.split(":")[0] for line in rest] == ["  needed", "  try"]
+
+
+def test_a_library_whose_name_begins_with_torch_is_not_torch() -> None:
+    """Errors name lines of torchmetrics, say, as they name lines of other libraries."""
+    folder = os.path.dirname(torch.__file__)
+    assert is_ours(os.path.join(folder, "functional.py"))
+    assert not is_ours(os.path.join(f"{folder}metrics", "functional.py"))
