@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import pprint
 import sys
@@ -161,6 +162,30 @@ def test_loggers_and_warnings_show_values(monkeypatch: Any) -> None:
     assert caught[0].filename == __file__
     note = "once (printed when jit(f) is captured, because no tensor is printed)"
     assert messages.texts == [note, "mean tensor(1.)", "root tensor(3.)"]
+
+
+def test_a_method_that_a_library_adds_to_loggers_is_read(monkeypatch: Any) -> None:
+    """As transformers adds `warning_once`, which a model's forward calls."""
+
+    @functools.cache
+    def warning_once(self: logging.Logger, *args: Any) -> None:
+        self.warning(*args)
+
+    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
+    log: Any = logging.getLogger("of_a_test")
+    messages = Messages()
+    monkeypatch.setattr(logging.root, "handlers", [messages])
+
+    def f(x: Tensor) -> Tensor:
+        log.warning_once("careful with %s", "this")
+        return x
+
+    run(f, X)
+    assert messages.texts == [
+        "careful with this (printed when jit(f) is captured, because no tensor is printed)"
+    ]
+    with pytest.raises(sf.CaptureError, match="configures the logger 'of_a_test'"):
+        run(lambda x: (log.setLevel(10), x)[1], X)
 
 
 class Loud(torch.nn.Module):

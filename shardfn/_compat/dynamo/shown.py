@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import logging
 import math
 import operator
@@ -351,6 +352,7 @@ def logger_called(
 ) -> Any:
     """Patch Dynamo's call of a logger's method."""
     from torch._dynamo.variables import ConstantVariable
+    from torch._dynamo.variables.builder import SourcelessBuilder
 
     if name in QUESTIONS:
         given = [x.as_python_constant() for x in args]
@@ -358,6 +360,10 @@ def logger_called(
     if not hasattr(logging.Logger, name):
         return call(logger, tx, name, args, kwargs)
     if name not in LOG_METHODS:
+        written = inspect.unwrap(getattr(logging.Logger, name))
+        if isinstance(written, types.FunctionType) and written.__module__ != logging.__name__:
+            # a library has added it to the class, as transformers its `warning_once`
+            return SourcelessBuilder.create(tx, written).call_function(tx, [logger, *args], kwargs)
         raise CaptureError.of(
             f"logging.Logger.{name}",
             f"the function configures the logger {logger.value.name!r}",
