@@ -226,6 +226,8 @@ def fresh(read: Callable[..., Any], tensor: Any, tx: Any, *args: Any, **kwargs: 
     fake = tensor.proxy.node.meta.get("example_value")
     name = args[0] if args else None
     refuse_attribute(fake, name)
+    if name == "data" and is_fake(fake):
+        return tensor.call_method(tx, "detach", [], {})  # torch.func has no .data
     is_flag = name == "requires_grad"
     if is_flag and (getattr(fake, "requires_grad", False) or _is_followed(tensor, tx)):
         return VariableTracker.build(tx, True)

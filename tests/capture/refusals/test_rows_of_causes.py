@@ -138,6 +138,14 @@ def raw(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x: torch.func.grad(fn)(x)
 
 
+class OfData(nn.Module):
+    """A module that reads .data, which Dynamo does not read."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.data * FOLLOWED.data
+
+
+OF_DATA = sf.functionalize(OfData())[0]
 jit = lambda fn: lambda: sf.jit(fn, backend="aten")(X.clone())
 ARRAY = np.ones(6)
 PROGRAMS: dict[str, Callable[[], Any]] = {
@@ -150,8 +158,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "Tensor subclass Uninitialized": lambda: sf.init(
         lambda: nn.LazyLinear(2), sf.make_mesh((2,), ("a",)), P(), sf.random.key(0)
     ),
-    "Cannot access storage of TensorWrapper": jit(sf.grad(lambda x: (x * FOLLOWED.data).sum())),
-    "accessing `data` under vmap": jit(lambda x: sf.vmap(lambda x: x.data)(x)),
+    "Cannot access storage of TensorWrapper": jit(sf.grad(lambda x: OF_DATA({}, {}, x)[0].sum())),
+    "accessing `data` under vmap": jit(sf.vmap(lambda x: OF_DATA({}, {}, x)[0])),
     "'dst' must be an array": jit(lambda x: np.copyto(ARRAY, ARRAY) or x),
     "'a' must be an array": jit(lambda x: np.put(ARRAY, [0], [1.0]) or x),
     "to be on the same device": jit(lambda x: x + torch.ones(6, device="meta")),

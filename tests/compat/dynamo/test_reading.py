@@ -52,3 +52,19 @@ def test_an_argument_beside_one_of_dynamic_size_has_constant_sizes() -> None:
     for n in (5, 7, 8):
         x, y = torch.rand(n, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
         torch.testing.assert_close(program(x, y), fn(x, y), rtol=0, atol=0)
+
+
+def test_data_of_a_tensor_is_a_constant_of_every_derivative() -> None:
+    w = torch.rand(4, dtype=torch.float64)
+    constant = sf.hessian(lambda w: (w.detach() * w * w).sum())(w)
+    torch.testing.assert_close(sf.hessian(lambda w: (w.data * w * w).sum())(w), constant)
+    torch.testing.assert_close(sf.vmap(lambda w: w.data * 2)(w), 2 * w)
+
+
+def test_data_of_a_parameter_that_the_function_closes_over() -> None:
+    weight = torch.nn.Parameter(torch.rand(3, 3, dtype=torch.float64))
+    fn = lambda x: torch.mm(weight.data, x @ weight).sum()
+    x = torch.rand(3, 3, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(fn(x), weight)
+    (found,) = torch.autograd.grad(sf.jit(fn, backend="aten")(x), weight)
+    torch.testing.assert_close(found, expected)
