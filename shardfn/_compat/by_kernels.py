@@ -23,6 +23,30 @@ def mark(graph: torch.fx.Graph) -> None:
         is_wrong = WRONG.get(node.target)
         if is_wrong is not None and is_wrong(node):
             node.meta["should_fallback"] = True  # Inductor's own word
+            if (
+                is_wrong is _is_rounded
+                and node.target is not aten.upsample_nearest2d_backward.default
+            ):
+                _read_contiguous(graph, node)
+
+
+def _read_contiguous(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Copy the input of an interpolation whose elements are in another order than its dims: the
+    strides that Inductor predicts for the result are not those of torch's kernel (torch 2.13).
+    """
+    from torch._inductor.inductor_prims import force_stride_order
+
+    x = node.args[0]
+    value = x.meta["val"]
+    channels_last = {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(value.dim(), [])
+    formats = [torch.contiguous_format, *channels_last]
+    if any(value.is_contiguous(memory_format=layout) for layout in formats):
+        return
+    contiguous = value.contiguous()
+    with graph.inserting_before(node):
+        copy = graph.call_function(force_stride_order, (x, contiguous.stride()))
+    copy.meta["val"] = contiguous
+    node.replace_input_with(x, copy)
 
 
 def _of_bytes(node: Any) -> bool:

@@ -304,6 +304,13 @@ def test_interpolations_to_the_nearest_element_read_torchs_places(
     assert_equal_gradients(lambda x: resized(x).square().sum(), shape, dtype)
 
 
+@pytest.mark.parametrize("dims", [3, 4, 5])
+def test_interpolations_to_the_nearest_element_of_transposed_tensors(dims: int) -> None:
+    x = torch.randn((2, 3, 4, 5, 6)[:dims], dtype=torch.float64).permute(*range(dims)[::-1])
+    resized = lambda x: F.interpolate(x, size=(7,) * (dims - 2)) + 1
+    assert_close(sf.jit(resized, backend="inductor")(x), resized(x), rtol=0, atol=0)
+
+
 def assert_equal_gradients(
     loss: Callable[[torch.Tensor], torch.Tensor],
     shape: tuple[int, ...],
