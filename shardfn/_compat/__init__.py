@@ -129,6 +129,7 @@ from .dynamo.tree_functions import of_trees, owned
 from .dynamo.under_transforms import UnderTransforms
 from .dynamo.value_checks import check_passed
 from .fakes.answers import result_of
+from .fakes.constants import known_result
 from .fakes.copies import on_fakes
 from .fakes.zeros import is_zero_tensor, write_out_zeros
 from .inductor import (
@@ -470,6 +471,7 @@ __all__ = [
     "register_group",
     "registered",
     "repr_context",
+    "known_result",
     "result_of",
     "root_mesh",
     "runs_on_all_ranks",

@@ -43,7 +43,7 @@ from .dynamo import (
     value_checks,
 )
 from .dynamo.dtensors import calls, closed_over, objects
-from .fakes import answers, known_sizes, zeros
+from .fakes import answers, constants, known_sizes, zeros
 from .patching import DEGRADE, OR, REFUSE, Patch, each, enter, methods, refuse
 
 VARIABLES = "torch._dynamo.variables:"
@@ -491,12 +491,16 @@ TRACING = (  # the graph that Dynamo read, by make_fx
 )
 
 SIZES = Patch(
-    what="result sizes that depend only on arguments",
-    why="torch treats some result sizes as data-dependent, and gives x[i.T] the strides of i, so "
-    "a view of the result becomes a copy",
+    what="result sizes that depend only on arguments, or on known values",
+    why="torch treats some result sizes as data-dependent, keeps the known values of a tensor only "
+    "if it has one element, and gives x[i.T] the strides of i, so a view of the result becomes a "
+    "copy",
     lost="without shardfn's patch, a capture fails on some ops, or treats a copy as a view",
     until="later than 2.13",
-    calls={"torch._meta_registrations:meta_index_Tensor": known_sizes.indexed},
+    calls={
+        "torch._meta_registrations:meta_index_Tensor": known_sizes.indexed,
+        FAKES + "FakeTensorMode.may_turn_const": constants.may_be_constant,
+    },
     enter=known_sizes.sizes_known,
     places=("torch._subclasses.fake_impls:op_implementations_dict",),
     is_mine=known_sizes.is_known,

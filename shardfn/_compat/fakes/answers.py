@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from . import known_sizes
+from . import constants, known_sizes
 
 MOST = 4096  # results; all are dropped when there are more
 COLLECTIVES = "_c10d_functional"  # torch takes these ops for a user's, and remembers none
@@ -78,15 +78,22 @@ def remembered(
     if func in known_sizes.CHANGED:
         compute = FakeTensorMode._dispatch_impl
     key = _key(mode, func, args, kwargs)
+    if key is None and constants.are_ignored(func, args, kwargs):
+        key = _key(mode, func, args, kwargs, of_known=True)
     if key is None:
-        return compute(mode, func, types, args, kwargs)
+        with constants.forgotten(func, args, kwargs):
+            return compute(mode, func, types, args, kwargs)
     answer = _ANSWERS.get(key)
     if answer is not None:
-        return _made(mode, answer, args)
-    before = _not_kept()
-    result = compute(mode, func, types, args, kwargs)
-    if _not_kept() == before or func.namespace == COLLECTIVES:
-        _remember(key, func, args, result)
+        result = _made(mode, answer, args)
+    else:
+        before = _not_kept()
+        with constants.forgotten(func, args, kwargs):
+            result = compute(mode, func, types, args, kwargs)
+        if _not_kept() == before or func.namespace == COLLECTIVES:
+            _remember(key, func, args, result)
+    if func in constants.FACTORIES:
+        return constants.made(mode, func, args, kwargs, result)
     return result
 
 
@@ -111,10 +118,15 @@ def _not_kept() -> int:
 
 
 def _key(
-    mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    mode: FakeTensorMode,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    of_known: bool = False,
 ) -> tuple[Any, ...] | None:
     """Build the cache key of an op's call. None if an argument is neither a plain tensor nor a
-    constant.
+    constant, or is a tensor of known values, unless the result does not depend on them.
     """
     if type(func) is not torch._ops.OpOverload:
         return None
@@ -124,23 +136,23 @@ def _key(
         torch._C._get_default_device(),
         torch.is_inference_mode_enabled(),
     ]
-    if not _described(mode, args, parts):
+    if not _described(mode, args, parts, of_known):
         return None
     if kwargs:
         parts.extend(kwargs)
-        if not _described(mode, kwargs.values(), parts):
+        if not _described(mode, kwargs.values(), parts, of_known):
             return None
     return tuple(parts)
 
 
-def _described(mode: FakeTensorMode, args: Iterable[Any], parts: list[Any]) -> bool:
+def _described(mode: FakeTensorMode, args: Iterable[Any], parts: list[Any], of_known: bool) -> bool:
     """Append the key parts of arguments to a list. Returns False at an argument that cannot be a
     key.
     """
     for x in args:
         kind = type(x)
         if kind is FakeTensor:
-            if x.fake_mode is not mode or not _is_plain(x):
+            if x.fake_mode is not mode or not _is_plain(x, of_known):
                 return False
             parts.append(x.shape)
             parts.append(x.stride())
@@ -155,20 +167,20 @@ def _described(mode: FakeTensorMode, args: Iterable[Any], parts: list[Any]) -> b
         elif kind is list or kind is tuple or kind is torch.Size:
             parts.append(kind)
             parts.append(len(x))
-            if not _described(mode, x, parts):
+            if not _described(mode, x, parts, of_known):
                 return False
         else:
             return False
     return True
 
 
-def _is_plain(x: FakeTensor) -> bool:
-    """Check that a fake tensor is strided, of static sizes, without a constant value or a conj
-    or neg bit.
+def _is_plain(x: FakeTensor, of_known: bool = False) -> bool:
+    """Check that a fake tensor is strided, of static sizes, without known values or a conj or neg
+    bit.
     """
     return not (
         x._has_symbolic_sizes_strides
-        or x.constant is not None
+        or (x.constant is not None and not of_known)
         or x.layout is not torch.strided
         or x.is_conj()
         or x.is_neg()

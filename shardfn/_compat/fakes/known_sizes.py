@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import _prims_common as prims
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.utils._mode_utils import no_dispatch
 
 aten = torch.ops.aten
 SETTLED = (
@@ -81,7 +82,22 @@ def _lstsq(
         )
 
 
-TABLE = {aten._ctc_loss.default: _ctc_loss, aten.linalg_lstsq.default: _lstsq}
+def _masked_select(mode: Any, op: Any, x: torch.Tensor, mask: Any) -> torch.Tensor:
+    """Return the fake result of a selection by a mask whose values are known."""
+    if mask.constant is None:
+        return NotImplemented
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    with no_dispatch():
+        count = int(mask.constant.expand(shape).sum())
+    with mode:
+        return x.new_empty(count)
+
+
+TABLE = {
+    aten._ctc_loss.default: _ctc_loss,
+    aten.linalg_lstsq.default: _lstsq,
+    aten.masked_select.default: _masked_select,
+}
 # ops whose results `indexed` changes: torch may remember another result of theirs
 CHANGED = frozenset({aten.index.Tensor})
 
@@ -92,21 +108,26 @@ def sizes_known() -> Iterator[None]:
     from torch._subclasses.fake_impls import op_implementations_dict as known
 
     token = _KNOWN.set(True)
-    missing = {op: _asking(sizes) for op, sizes in TABLE.items() if op not in known}
-    known.update(missing)
+    before = {op: known.get(op) for op in TABLE}
+    known.update({op: _asking(sizes, before[op]) for op, sizes in TABLE.items()})
     try:
         yield
     finally:
-        for op in missing:
+        for op, kernel in before.items():
             known.pop(op, None)
+            if kernel is not None:
+                known[op] = kernel
         _KNOWN.reset(token)
 
 
-def _asking(sizes: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a fake kernel so that it returns NotImplemented in other threads."""
+def _asking(sizes: Callable[..., Any], theirs: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Wrap a fake kernel so that torch's own runs in other threads, and where it returns
+    NotImplemented.
+    """
 
     def asking(*args: Any, **kwargs: Any) -> Any:
-        return sizes(*args, **kwargs) if _KNOWN.get() else NotImplemented
+        out = sizes(*args, **kwargs) if _KNOWN.get() else NotImplemented
+        return theirs(*args, **kwargs) if out is NotImplemented and theirs is not None else out
 
     return asking
 

@@ -11,7 +11,7 @@ import torch
 
 from ... import _compat
 from ...random import torch_ops
-from . import foreach, reductions
+from . import foreach, known_values, reductions
 from .reductions import narrow, wide
 
 aten = torch.ops.aten
@@ -269,6 +269,7 @@ FIRST = {
     aten.linspace.default: _linspace,
     aten.multi_margin_loss.default: _multi_margin_loss,
     aten.roll.default: _roll,
+    **known_values.TABLE,
 }
 
 
@@ -280,5 +281,5 @@ def table(undecomposed: frozenset[Any] = frozenset()) -> dict[Any, Any]:
     packets = [getattr(aten, name) for name in UNDECOMPOSED]
     kept = {getattr(packet, name) for packet in packets for name in packet.overloads()}
     theirs = {op: fn for op, fn in _compat.core_decompositions().items() if op not in kept}
-    own = OWN | {op: _compat.decomposed.before(fn, theirs[op]) for op, fn in FIRST.items()}
+    own = OWN | {op: _compat.decomposed.before(fn, theirs.get(op)) for op, fn in FIRST.items()}
     return theirs | {**own, **foreach.table()}
