@@ -37,7 +37,7 @@ from .refusals import data_dependent, leaked_values, tensor_subclasses, torch_er
 from .refusals.refused_writes import refuse_array_writes
 from .refusals.unscaled_float16 import refuse_unscaled
 from .result_tree import Result, program_of
-from .rewrites import as_strided, tensor_indices
+from .rewrites import as_strided, masked_writes, tensor_indices
 from .rewrites.python_substitutes import Misuse
 from .shard_map import axis_names as named
 from .shard_map import varying
@@ -92,7 +92,7 @@ def capture(
     Raises:
         CaptureError: the function is not one pure graph.
     """
-    for part in (placement, control_flow_ops, tensor_indices):
+    for part in (placement, control_flow_ops, tensor_indices, masked_writes):
         part.install()
     handled = sys.exception()  # the user may be calling from an `except`
     given = Given.of(fn, arguments)
@@ -293,6 +293,7 @@ def _read(
         with _compat.patched("symbols") if settings.dynamic else contextlib.nullcontext():
             python, read, sizes_of = _compat.capture_python(call, inputs.positional, inputs.tensors)
         state.watched.rewind()
+        masked_writes.join_masks(python)
         tensor_subclasses.refuse_made(python, name)
         refuse_writes(python, name)
         refuse_array_writes(python, name)

@@ -79,6 +79,9 @@ IN_PLACE = {
 }
 
 
+NOT_IN_PLACE = {operator.and_, operator.or_, operator.not_, operator.is_}  # despite their names
+
+
 def graphs_of(module: torch.fx.GraphModule) -> Iterator[torch.fx.Graph]:
     """The graph and the graphs of its higher-order ops."""
     for child in module.modules():
@@ -163,6 +166,8 @@ def _base_of(x: torch.fx.Node, memory: int | None) -> torch.fx.Node | None:
 
 def _is_in_place(node: torch.fx.Node) -> bool:
     name = name_of(node)
+    if node.target in NOT_IN_PLACE:
+        return False
     return (
         node.target in IN_PLACE
         or (name.endswith("_") and not name.endswith("__"))

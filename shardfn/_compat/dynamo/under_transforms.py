@@ -18,12 +18,14 @@ class UnderTransforms(NamedTuple):
         always: those that are read without torch.func too.
         in_place: of a function of ours, the form that writes to its first argument.
         put_by_mask: (x, the first dim of the mask, the mask, values) -> x with the values.
+        write_selected: (x, mask, values) -> x, of values `y[mask]`, whose number is not known.
     """
 
     table: dict[Any, Callable[..., Any]]
     always: tuple[Any, ...]
     in_place: Callable[..., Any]
     put_by_mask: Callable[..., Any]
+    write_selected: Callable[..., Any]
 
 
 def function_called(
@@ -58,6 +60,11 @@ def written(
     are_whole = all(isinstance(item, SliceVariable) and _is_whole(item) for item in lead)
     is_mask = mask.is_tensor() and mask.dtype == torch.bool and mask.ndim
     if not (inside_transform() and is_mask and are_whole):
+        return put(x, tx, key, value)
+    if value.is_tensor() and not value.valid_size():
+        if not lead:
+            _built(tx, given.write_selected).call_function(tx, [x, mask, value], {})
+            return _built(tx, None)
         return put(x, tx, key, value)
     ours = [_built(tx, len(lead)), mask, value]
     _built(tx, given.in_place).call_function(tx, [_built(tx, given.put_by_mask), x, *ours], {})

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from ... import _compat
 from ...errors import CaptureError
+from . import masked_writes
 
 aten = torch.ops.aten
 
@@ -257,4 +258,6 @@ METHODS = {
     "polygamma_": polygamma_,
     "scatter_reduce_": scatter_reduce_,
 }
-GIVEN = _compat.UnderTransforms({**FUNCTIONS, **METHODS}, ALWAYS, in_place, put_by_mask)
+GIVEN = _compat.UnderTransforms(
+    {**FUNCTIONS, **METHODS}, ALWAYS, in_place, put_by_mask, masked_writes.write_selected_
+)
