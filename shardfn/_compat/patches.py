@@ -493,13 +493,14 @@ TRACING = (  # the graph that Dynamo read, by make_fx
 SIZES = Patch(
     what="result sizes that depend only on arguments, or on known values",
     why="torch treats some result sizes as data-dependent, keeps the known values of a tensor only "
-    "if it has one element, and gives x[i.T] the strides of i, so a view of the result becomes a "
-    "copy",
+    "if it has one element, refuses shifts of bools, and gives x[i.T] the strides of i, so a view "
+    "of the result becomes a copy",
     lost="without shardfn's patch, a capture fails on some ops, or treats a copy as a view",
     until="later than 2.13",
     calls={
         "torch._meta_registrations:meta_index_Tensor": known_sizes.indexed,
         FAKES + "FakeTensorMode.may_turn_const": constants.may_be_constant,
+        "torch._meta_registrations:shift_dtype_check": known_sizes.shift_checked,
     },
     enter=known_sizes.sizes_known,
     places=("torch._subclasses.fake_impls:op_implementations_dict",),

@@ -38,6 +38,13 @@ def picked(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple([args[n] for n in numbers])
 
 
+def without_overlaps(primals: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Primals of which no two elements share memory: torch gives a tangent the strides of its
+    primal (torch 2.13 to 2.15).
+    """
+    return tuple([x.clone() if 0 in x.stride() else x for x in primals])
+
+
 class Flattened:
     """A function of trees as a function of the tensors in some of its arguments. It keeps its
     last result.

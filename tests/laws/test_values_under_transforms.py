@@ -64,6 +64,14 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
         f"index_reduce {how}": lambda x, how=how: x.index_reduce(0, I, x**2 + 1, how)
         for how in ("prod", "mean", "amax", "amin")
     },
+    "products of a part": lambda x: (x * 2).scatter_reduce(
+        0, I[:3, None].expand(3, 2), x[:3, :2], "prod"
+    ),
+    "index_fill of a number": lambda x: x.sum().index_fill(0, I[:1], x[3, 0] ** 2) + x,
+    "scatter_reduce of a number": lambda x: x.sum().scatter_reduce(0, I[0], x[3, 0], "prod") + x,
+    "index_reduce of a number": lambda x: x.sum().index_reduce(0, I[:1], x[3, 0], "prod") + x,
+    "an empty circular pad": lambda x: F.pad(x.expand(0, 5, 3), (1, 1), mode="circular").sum() + x,
+    "shifts of bools": lambda x: ((x > 0) >> 1) * x + ((x > 0) << 2) * x,
     "in place": in_place,
 }
 

@@ -155,6 +155,12 @@ def indexed(
     return out.as_strided(out.shape, [strides[d] for d in range(out.dim())])
 
 
+def shift_checked(original: Callable[..., None], name: str, x: torch.Tensor, by: Any) -> None:
+    """Patch the check of a shift's dtype: torch shifts bools by integers, too (until 2.15)."""
+    if x.dtype != torch.bool:
+        original(name, x, by)
+
+
 def _decides(index: torch.Tensor) -> bool:
     """Check whether an index tensor may change the order of the result's strides. Masks do not."""
     is_mask = index.dtype in (torch.bool, torch.int8, torch.uint8)

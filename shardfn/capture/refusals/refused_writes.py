@@ -196,7 +196,7 @@ def _may_overlap(x: object) -> bool:
     """Whether two elements of a tensor may lie at one place of its memory."""
     if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
         return False
-    if any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride())):
+    if any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride())) or 0 in x.shape:
         return False
     dims = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1)
     reach = 0

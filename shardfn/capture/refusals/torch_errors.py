@@ -258,6 +258,11 @@ CAUSES = (
         "the function resizes a tensor in place",
         "x.reshape(shape), or torch.empty(shape)",
     ),
+    (
+        "Tensor.resize_as_()",
+        "the function resizes a tensor in place",
+        "x.reshape(y.shape), or torch.empty_like(y), of a tensor y with the new shape",
+    ),
 )
 
 

@@ -164,8 +164,9 @@ class Place:
         asked, (size, stride) = args[0], args[first : first + 2]
         given: Any = args[first + 2] if len(args) > first + 2 else node.kwargs.get("storage_offset")
         start = asked.meta["val"].storage_offset() if given is None else given
-        end = start
-        if 0 not in size:
+        if 0 in size:  # which reads nothing
+            start = end = 0
+        else:
             last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
             end = start + last + 1
         owner = asked
@@ -178,6 +179,8 @@ def _wrong(place: Place, inside: bool) -> str | None:
     """Why the memory is not that of one dense value of the program. None if it is."""
     asked = place.asked.meta["val"]
     value = place.owner.meta["val"]
+    if not place.end:
+        return None
     is_placed = place.owner.target in PLACING
     before = place.origin
     if is_placed and (

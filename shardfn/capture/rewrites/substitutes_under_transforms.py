@@ -46,8 +46,10 @@ def bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> to
 @_compat.read_by_dynamo
 def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
     """torch.index_fill with a tensor for a value."""
-    if x.dim() == 0 or not isinstance(value, torch.Tensor) or value.dim():
+    if not isinstance(value, torch.Tensor) or value.dim():
         return aten.index_fill(x, dim, index, value)
+    if x.dim() == 0:
+        return index_fill(x.reshape(1), dim, index, value).reshape(())
     hit = torch.zeros(x.shape[dim], dtype=torch.bool, device=x.device)
     hit = hit.index_fill(0, index, True)
     shape = [1] * x.dim()
@@ -137,33 +139,24 @@ def scatter_reduce(
     """torch.scatter_reduce. Products are those of all sources, or of ones in place of those that
     go elsewhere.
     """
-    if reduce != "prod" or x.dim() == 0:
+    if reduce != "prod":
         return aten.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
+    if x.dim() == 0:
+        flat = index.reshape(-1), src.reshape(-1), reduce, include_self
+        return scatter_reduce(x.reshape(1), dim, *flat).reshape(())
     dim %= x.dim()
     for d in range(x.dim()):
-        if d != dim and not index.shape[d] == x.shape[d] == src.shape[d]:
-            refuse_shapes()
-    src = src.narrow(dim, 0, index.shape[dim])
+        src = src.narrow(d, 0, index.shape[d])
+        count = index.shape[d]
+        if d != dim and count < x.shape[d]:  # the others stay
+            part = scatter_reduce(x.narrow(d, 0, count), dim, index, src, reduce, include_self)
+            return torch.cat([part, x.narrow(d, count, x.shape[d] - count)], d)
     shape = [1] * (x.dim() + 1)
     shape[dim] = -1
     places = torch.arange(x.shape[dim], device=x.device).reshape(shape)
     hit = index.unsqueeze(dim) == places  # (.., place, source, ..)
     product = torch.where(hit, src.unsqueeze(dim), 1).prod(dim + 1).to(x.dtype)
     return x * product if include_self else torch.where(hit.any(dim + 1), product, x)
-
-
-@_compat.constant_in_graph
-def refuse_shapes() -> None:
-    """Refuse a product whose index covers a part of the other dims.
-
-    Raises:
-        CaptureError: always.
-    """
-    raise CaptureError.of(
-        "torch.scatter_reduce",
-        "under a transform, reduce='prod' needs an index as large as x in every other dim",
-        fix="narrow x to the sizes of the index",
-    )
 
 
 @_compat.read_by_dynamo
@@ -177,8 +170,12 @@ def index_reduce(
     include_self: bool = True,
 ) -> torch.Tensor:
     """torch.index_reduce, by `scatter_reduce`."""
-    if x.dim() == 0:
-        return aten.index_reduce(x, dim, index, source, reduce, include_self=include_self)
+    if x.dim() == 0 or source.shape[dim] != index.numel():
+        if x.dim() or source.dim() or reduce != "prod":
+            return aten.index_reduce(x, dim, index, source, reduce, include_self=include_self)
+        flat = index.reshape(-1), source.reshape(1), reduce
+        out = index_reduce(x.reshape(1), dim, *flat, include_self=include_self)
+        return out.reshape(())
     shape = [1] * x.dim()
     shape[dim] = -1
     rows = index.to(torch.int64).reshape(shape).expand(source.shape)
@@ -219,7 +216,7 @@ def scatter_reduce_(
     include_self: bool = True,
 ) -> torch.Tensor:
     """Tensor.scatter_reduce_: torch's own, but for products."""
-    if reduce != "prod" or x.dim() == 0:
+    if reduce != "prod":
         return aten.scatter_reduce_(x, dim, index, src, reduce, include_self=include_self)
     return in_place(scatter_reduce, x, dim, index, src, reduce, include_self)
 

@@ -13,7 +13,7 @@ import torch
 
 from ... import _tree
 from ...argnums import Argnums, positions
-from .._flattened import Flattened, check_moving, pulled_back
+from .._flattened import Flattened, check_moving, pulled_back, without_overlaps
 from .._transformed import Transformed, name_of
 from ._grad import check_derivative
 
@@ -38,7 +38,7 @@ class Jacobian(Transformed):
         numbers = positions(where, "argnums", self.argnums, len(args))
         flat = Flattened(self.fn, args, numbers, kwargs, self.has_aux, where=where)
         check_moving(self.verb, flat)
-        primals = flat.primals
+        primals = without_overlaps(flat.primals)
         found = self.derived(flat, tuple(range(len(primals))))(*primals)
         rows, aux = found if self.has_aux else (found, ())
         jacobian = self.rebuilt(flat, iter(rows))

@@ -17,7 +17,7 @@ from ...errors import TreeError
 from ...ops import placement
 from ...runtime import Request
 from ...tracebacks import filter_errors
-from .._flattened import Flattened, check_aux, pulled_back
+from .._flattened import Flattened, check_aux, pulled_back, without_overlaps
 from .._paired import check_leaves, kinds, paired
 from .._transformed import Transformed, innermost, name_of
 
@@ -55,7 +55,8 @@ class Forward(Evaluated):
         given = paired(f"jvp({name_of(self.fn)})", tangents, primals, names, paths)
         pairs = zip(given, _tree.quick_leaves(primals), strict=True)
         dots = tuple([t for t, x in pairs if _tree.is_floating(x)])
-        found: Any = torch.func.jvp(flat, flat.primals, dots, has_aux=self.has_aux)
+        primals = without_overlaps(flat.primals)
+        found: Any = torch.func.jvp(flat, primals, dots, has_aux=self.has_aux)
         out = flat.value(found[0]), flat.tangent(found[1])
         return (*out, flat.aux(found[2])) if self.has_aux else out
 

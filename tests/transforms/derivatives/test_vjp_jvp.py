@@ -37,6 +37,18 @@ def test_jvp_over_trees() -> None:
     )
 
 
+def test_a_primal_may_be_expanded() -> None:
+    fn = lambda x: x.sin().cumsum(0) @ Y.T
+    wide, own = X[0].expand(5, 3), X[0].expand(5, 3).contiguous()
+    wanted = torch.func.jvp(fn, (own,), (Y,))
+    close(sf.jvp(fn, (wide,), (Y,)), wanted)
+    close(sf.jit(lambda x: sf.jvp(fn, (x.expand(5, 3),), (Y,)), backend="aten")(X[0]), wanted)
+    close(sf.linearize(fn, wide)[1](Y), wanted[1])
+    close(sf.jacfwd(fn)(wide), torch.func.jacfwd(fn)(own))
+    loss = lambda x: fn(x).sum()
+    close(sf.hessian(loss)(wide), torch.func.hessian(loss)(own))
+
+
 def test_vjp_over_trees_called_twice() -> None:
     value, pull = sf.vjp(of_tree, TREE, Y)
     wanted, wanted_pull = torch.func.vjp(of_tree, TREE, Y)
