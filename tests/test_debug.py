@@ -7,6 +7,7 @@ import logging
 import pprint
 import sys
 import warnings
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import pytest
@@ -77,6 +78,18 @@ class Objects(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         print(x.size(), [x.shape, x.dtype], Pair(x, 3), x.sum())
         return x
+
+
+def test_python_prints_ordered_dicts_as_plain_python_does(capsys: Any) -> None:
+    def fn(x: torch.Tensor, d: Any) -> torch.Tensor:
+        print(OrderedDict(b=x, a=[x[0], 1]), d)
+        return x * 2
+
+    x = torch.arange(3.0)
+    fn(x, OrderedDict(c=x))
+    wanted = capsys.readouterr().out
+    sf.jit(fn, backend="aten")(x, OrderedDict(c=x))
+    assert capsys.readouterr().out == wanted
 
 
 def test_python_prints_sizes_arrays_and_named_tuples_as_plain_python_does(capsys: Any) -> None:

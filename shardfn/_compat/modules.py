@@ -301,6 +301,7 @@ def batch_norm(module: Any, input: torch.Tensor) -> torch.Tensor:
 
 
 COUNTS_BATCHES = "a SyncBatchNorm without a momentum"
+SYNCS_ON_CPU = "a SyncBatchNorm of several processes on the CPU"
 SYNC_BATCH_NORM = torch.nn.SyncBatchNorm.forward
 _SYNC_BATCH_NORM = twin(SYNC_BATCH_NORM)
 
@@ -308,10 +309,15 @@ _SYNC_BATCH_NORM = twin(SYNC_BATCH_NORM)
 @read_by_dynamo
 def sync_batch_norm(module: Any, input: torch.Tensor) -> torch.Tensor:
     """SyncBatchNorm.forward, which in one process is the forward of a batch norm."""
-    if module.momentum is not None or not module.training:
+    if not module.training:
         return _SYNC_BATCH_NORM(module, input)
-    if torch.distributed.is_initialized():
+    is_alone = not torch.distributed.is_initialized()
+    if module.momentum is None and not is_alone:
         raise RuntimeError(COUNTS_BATCHES)
+    if input.device.type == "cpu" and not is_alone:
+        raise RuntimeError(SYNCS_ON_CPU)
+    if module.momentum is not None:
+        return _SYNC_BATCH_NORM(module, input)
     module._check_input_dim(input)
     module._check_non_zero_input_channels(input)
     return batch_norm(module, input)

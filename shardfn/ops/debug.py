@@ -16,6 +16,7 @@ import json
 import logging
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -127,8 +128,9 @@ def encode_call(kind: str, ranks: str, where: str, args: Any, kwargs: Any) -> tu
             return {"tuple": [encode(y) for y in x]}
         if isinstance(x, tuple) and _compat.maker_of(type(x)) is not None:
             return {"made": [encode_object(type(x)), [encode(y) for y in x]]}
-        if type(x) is dict:
-            return {"dict": [[encode(k), encode(y)] for k, y in x.items()]}
+        if type(x) in (dict, OrderedDict):
+            pairs = [[encode(k), encode(y)] for k, y in x.items()]
+            return {"dict" if type(x) is dict else "ordered": pairs}
         if kind not in TAKE_OBJECTS and not isinstance(x, type):
             return {"other": [str(x), repr(x)]}
         return encode_object(x)
@@ -184,6 +186,8 @@ def _decode(x: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tuple(_decode(y, tensors) for y in value)
     if key == "dict":
         return {_decode(k, tensors): _decode(y, tensors) for k, y in value}
+    if key == "ordered":
+        return OrderedDict((_decode(k, tensors), _decode(y, tensors)) for k, y in value)
     if key == "number":
         name, args = value
         return _compat.NUMBERS[name](*_decode(args, tensors))

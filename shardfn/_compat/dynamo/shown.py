@@ -165,6 +165,10 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
         return items if x.python_type() is list else torch.Size(items) if is_size else tuple(items)
     if isinstance(x, variables.ConstDictVariable) and depth < DEPTH:
         return {_object(tx, k.vt, depth + 1): _object(tx, y, depth + 1) for k, y in x.items.items()}
+    items: Any = getattr(x, "_base_vt", None)
+    is_of_pairs = isinstance(items, variables.ConstDictVariable) and depth < DEPTH
+    if is_of_pairs and x.python_type() is collections.OrderedDict:
+        return collections.OrderedDict(_object(tx, items, depth))
     if isinstance(x, variables.NestedUserFunctionVariable):
         return _function(tx, x)
     if isinstance(x, variables.GetAttrVariable):

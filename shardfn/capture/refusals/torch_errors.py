@@ -82,6 +82,12 @@ WRITTEN_ARRAY = (
     "return the new value, or write to a copy: array.copy()",
 )
 CAUSES = (
+    (
+        "_cache_enabled",
+        "the function enters torch.nn.utils.parametrize.cached()",
+        "enter cached() in the forward of a functionalized module; or read the parameter once: "
+        "w = module.weight",
+    ),
     (_compat.NO_DERIVATIVE, *CUSTOM_OP),
     ("HigherOrderOperator custom_function_call", *CUSTOM_OP),  # where it takes a list of tensors
     (
@@ -115,6 +121,12 @@ CAUSES = (
         "the function calls a SyncBatchNorm with momentum=None in a job of several processes, "
         "which uses its count of batches as a Python number",
         "BatchNorm1d(n, momentum=None) under sf.shard, whose batch is that of all ranks",
+    ),
+    (
+        _compat.SYNCS_ON_CPU,
+        "the function calls a SyncBatchNorm with tensors on the CPU, which torch does not "
+        "synchronize between processes",
+        "BatchNorm1d(n) under sf.shard, whose batch is that of all ranks",
     ),
     (_compat.READS_GENERATOR, *GENERATOR),
     ("torch.Generator method", *GENERATOR),
@@ -235,6 +247,12 @@ CAUSES = (
     ),
     ("Cannot access storage of TensorWrapper", *DATA),
     ("accessing `data` under vmap", *DATA),
+    (
+        "Please convert all Tensors to FakeTensors first",
+        "the function uses the memory of a closed-over tensor, as w.data.mul_(2) does under a "
+        "derivative",
+        "w.detach() in place of w.data; return a new value in place of a write",
+    ),
     ("in extra_args that has more elements", *SHARED),
     (
         "Batch norm got a batched tensor",

@@ -23,12 +23,14 @@ LEAF = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SETTING = contextvars.ContextVar("setting", default=1.0)
 WITH_GRADIENT = torch.ones(6, dtype=torch.float64)
 WITH_GRADIENT.grad = torch.ones(6, dtype=torch.float64)
+OUTSIDE = torch.ones(6, dtype=torch.float64)
 FOLLOWED = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SPARSE = torch.eye(6, dtype=torch.float64).to_sparse_bsr((2, 2))
 SEEN: dict[str, Any] = {}
 KEPT: list[Any] = []
 OF_NUMPY, OLD = np.random.default_rng(0), np.random.RandomState(0)
 NORM, LAZY = nn.BatchNorm1d(6).double(), nn.LazyLinear(3)
+MOVING = nn.SyncBatchNorm(3).double()
 SYNCHRONIZED = nn.SyncBatchNorm(3, momentum=None).double()
 HOOKED = nn.Linear(6, 6).double()
 HOOKED.register_backward_hook(lambda *_: None)
@@ -134,6 +136,16 @@ def branches(x: Any) -> Any:
     return op(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)).sum()
 
 
+def scaled_outside(x: torch.Tensor) -> torch.Tensor:
+    OUTSIDE.data.mul_(2)
+    return (x * OUTSIDE).sum()
+
+
+def cached(x: torch.Tensor) -> torch.Tensor:
+    with torch.nn.utils.parametrize.cached():
+        return x * 2
+
+
 def raw(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x: torch.func.grad(fn)(x)
 
@@ -160,6 +172,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     ),
     "Cannot access storage of TensorWrapper": jit(sf.grad(lambda x: OF_DATA({}, {}, x)[0].sum())),
     "accessing `data` under vmap": jit(sf.vmap(lambda x: OF_DATA({}, {}, x)[0])),
+    "Please convert all Tensors to FakeTensors first": jit(sf.grad(scaled_outside)),
     "'dst' must be an array": jit(lambda x: np.copyto(ARRAY, ARRAY) or x),
     "'a' must be an array": jit(lambda x: np.put(ARRAY, [0], [1.0]) or x),
     "to be on the same device": jit(lambda x: x + torch.ones(6, device="meta")),
@@ -167,6 +180,8 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         {}, {}, X
     ),
     _compat.ASKS_RANK: lambda: sf.functionalize(Ranked())[0]({}, {}, X),
+    "_cache_enabled": jit(cached),
+    _compat.SYNCS_ON_CPU: jit(lambda x: MOVING(x.reshape(2, 3))),
     _compat.COUNTS_BATCHES: jit(lambda x: SYNCHRONIZED(x.reshape(2, 3))),
     _compat.READS_GENERATOR: jit(lambda x: x.cauchy_(generator=torch.default_generator)),
     "torch.Generator method": jit(lambda x: x * torch.default_generator.initial_seed()),
