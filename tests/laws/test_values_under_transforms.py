@@ -4,6 +4,7 @@ derivative is torch's own of one device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -144,3 +145,14 @@ def test_products_of_integers_have_their_dtype_under_vmap(dtype: torch.dtype) ->
     for fn in (by_element,) if dtype is torch.bool else (by_element, by_row):
         wanted = torch.stack([fn(*rows) for rows in zip(x, at, strict=True)])
         assert_close(sf.jit(sf.vmap(fn), backend="aten")(x, at), wanted)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_gradient_of_a_soft_margin_has_torchs_nan(reduction: str) -> None:
+    x = torch.tensor([[1.0, math.inf, 800.0], [-math.inf, math.nan, -0.5]], dtype=F64)
+    target = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, -1.0]], dtype=F64)
+    fn = lambda x: F.soft_margin_loss(x, target, reduction=reduction).sum()
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(fn(leaf), leaf)
+    for backend in ("aten", "inductor"):
+        assert_close(sf.jit(sf.grad(fn), backend=backend)(x), slope, equal_nan=True)

@@ -245,6 +245,16 @@ def _multilabel_margin_loss(
     return reduced, is_target.to(x.dtype).reshape(target.shape)
 
 
+def _soft_margin_loss_backward(
+    g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
+) -> torch.Tensor:
+    """The gradient of soft_margin_loss as torch's kernel has it, where the exponential is inf."""
+    z = (-target * x).exp()
+    slope = -target * z * g / (1 + z)
+    return slope / x.numel() if reduction == MEAN else slope
+
+
+MEAN = 1  # a reduction
 EXTREMES = {"amax": -math.inf, "amin": math.inf}
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 OWN: dict[Any, Callable[..., Any]] = {
@@ -267,6 +277,7 @@ OWN: dict[Any, Callable[..., Any]] = {
 # before torch's, which they leave the rest to
 FIRST = {
     aten.linspace.default: _linspace,
+    aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.multi_margin_loss.default: _multi_margin_loss,
     aten.roll.default: _roll,
     **known_values.TABLE,
