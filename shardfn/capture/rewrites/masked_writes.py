@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ... import _compat
+from ...ops.nodes import args_of
 from ..dynamo_nodes import graphs_of, name_of, root_of, written_by
 
 # ops of single elements, by the names of the function, the method and the operator
@@ -50,7 +51,7 @@ def join_masks(python: torch.fx.GraphModule) -> None:
 
 def _join(graph: torch.fx.Graph, write: torch.fx.Node) -> None:
     """Rewrite one write, if all that it writes are elements of its own mask."""
-    x, mask, value = write.args
+    x, mask, value = args_of(write)
     tensors = _value(x), _value(value)
     if not _is_mask(mask) or any(t is None for t in tensors):
         return
@@ -64,7 +65,7 @@ def _join(graph: torch.fx.Graph, write: torch.fx.Node) -> None:
     for node in sorted(computed, key=order.__getitem__):
         with graph.inserting_before(node.next):
             if _is_selection(node):
-                selected, chosen = node.args
+                selected, chosen = args_of(node)
                 one = True if _value(selected).dtype == torch.bool else 1
                 wide = _wide(graph, chosen, selected)
                 whole[node] = graph.call_function(torch.where, (wide, selected, one))
@@ -96,9 +97,9 @@ def _computed_from(write: torch.fx.Node, order: dict[torch.fx.Node, int]) -> set
     """The nodes that compute what is written, if they are selections by the mask and elementwise
     ops of these. Empty otherwise.
     """
-    x, _, value = write.args
+    x, _, value = args_of(write)
     computed: set[torch.fx.Node] = set()
-    pending = [value]
+    pending: list[torch.fx.Node] = [value]
     while pending:
         node = pending.pop()
         if node in computed:
