@@ -247,12 +247,6 @@ CAUSES = (
     ),
     ("Cannot access storage of TensorWrapper", *DATA),
     ("accessing `data` under vmap", *DATA),
-    (
-        "Please convert all Tensors to FakeTensors first",
-        "the function uses the memory of a closed-over tensor, as w.data.mul_(2) does under a "
-        "derivative",
-        "w.detach() in place of w.data; return a new value in place of a write",
-    ),
     ("in extra_args that has more elements", *SHARED),
     (
         "Batch norm got a batched tensor",

@@ -23,7 +23,6 @@ LEAF = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SETTING = contextvars.ContextVar("setting", default=1.0)
 WITH_GRADIENT = torch.ones(6, dtype=torch.float64)
 WITH_GRADIENT.grad = torch.ones(6, dtype=torch.float64)
-OUTSIDE = torch.ones(6, dtype=torch.float64)
 FOLLOWED = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SPARSE = torch.eye(6, dtype=torch.float64).to_sparse_bsr((2, 2))
 SEEN: dict[str, Any] = {}
@@ -136,11 +135,6 @@ def branches(x: Any) -> Any:
     return op(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)).sum()
 
 
-def scaled_outside(x: torch.Tensor) -> torch.Tensor:
-    OUTSIDE.data.mul_(2)
-    return (x * OUTSIDE).sum()
-
-
 def cached(x: torch.Tensor) -> torch.Tensor:
     with torch.nn.utils.parametrize.cached():
         return x * 2
@@ -172,7 +166,6 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     ),
     "Cannot access storage of TensorWrapper": jit(sf.grad(lambda x: OF_DATA({}, {}, x)[0].sum())),
     "accessing `data` under vmap": jit(sf.vmap(lambda x: OF_DATA({}, {}, x)[0])),
-    "Please convert all Tensors to FakeTensors first": jit(sf.grad(scaled_outside)),
     "'dst' must be an array": jit(lambda x: np.copyto(ARRAY, ARRAY) or x),
     "'a' must be an array": jit(lambda x: np.put(ARRAY, [0], [1.0]) or x),
     "to be on the same device": jit(lambda x: x + torch.ones(6, device="meta")),
