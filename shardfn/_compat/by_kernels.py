@@ -36,7 +36,7 @@ def _read_contiguous(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """
     from torch._inductor.inductor_prims import force_stride_order
 
-    x = node.args[0]
+    x: Any = node.args[0]
     value = x.meta["val"]
     channels_last = {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(value.dim(), [])
     formats = [torch.contiguous_format, *channels_last]

@@ -71,11 +71,11 @@ def _graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
                 yield from _graphs(body)
 
 
-def _has_dispatch(_: Program, chosen: plan.Plan, axis: int) -> bool:
+def _has_dispatch(program: Program, chosen: plan.Plan, axis: int) -> bool:
     """Return whether a plan sends rows to the ranks of their experts over an axis."""
-    return any(
-        move.kind == RAGGED_ALL_TO_ALL and move.axis == axis for _, move in plan.moves(chosen)
-    ) or any(_has_dispatch(_, inner, axis) for inner, *_ in bodies_of(chosen))
+    kinds = (move.kind for _, move in plan.moves(chosen) if move.axis == axis)
+    bodies = (inner for inner, _, _ in bodies_of(chosen))
+    return RAGGED_ALL_TO_ALL in kinds or any(_has_dispatch(program, x, axis) for x in bodies)
 
 
 USES: Mapping[str, _Use] = {

@@ -29,6 +29,7 @@ from .parameter_hooks import Hook, hooked_parameter
 from .submodule_paths import Paths
 from .train_modes import Modes
 
+DATA: Any = torch.Tensor.data.__get__
 # torch.func's error text for an in-place write to an unbatched buffer.
 UNBATCHED = (
     "inplace arithmetic",
@@ -356,5 +357,7 @@ def _substitute_of(func: Any) -> Any:
     """The function that is called in place of a function of torch."""
     if func in EINSUMS:
         return einsum
+    if func == DATA:
+        return torch.Tensor.detach  # torch.func has no .data
     substitute = python_substitutes.TABLE.get(func) or _compat.MODULE_OPS.get(func)
     return substitute or _compat.recurrent(func) or _compat.on_fakes(func)

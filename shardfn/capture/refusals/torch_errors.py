@@ -245,7 +245,6 @@ CAUSES = (
         HELD[0],
         f"return a new value; {BUFFERS}, as aux of a derivative (has_aux=True)",
     ),
-    ("Cannot access storage of TensorWrapper", *DATA),
     ("accessing `data` under vmap", *DATA),
     ("in extra_args that has more elements", *SHARED),
     (

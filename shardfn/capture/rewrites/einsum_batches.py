@@ -50,8 +50,8 @@ class Product:
         labels = sides.split(",")
         if len(labels) != 2 or len(operands) != 2:
             return None
-        orders = [(*operands, *labels), (*operands[::-1], *labels[::-1])]
-        products = (cls(*order, result) for order in orders)
+        (x, w), (of_x, of_w) = operands, labels
+        products = cls(x, w, of_x, of_w, result), cls(w, x, of_w, of_x, result)
         return next((product for product in products if product.is_one()), None)
 
     def is_one(self) -> bool:

@@ -460,3 +460,35 @@ def test_a_module_sees_that_it_is_compiled_while_it_is_captured() -> None:
     assert not torch.compiler.is_compiling()
     fn, params, buffers = sf.functionalize(Compilable())
     close(fn(params, buffers, X)[0], X)
+
+
+class Data(nn.Module):
+    """Reads .data of its argument, of a parameter and of a buffer, and writes by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(MASK.clone())
+        self.register_buffer("mean", torch.zeros(3, dtype=F64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.data.mul_(0.5).add_(x.data.mean(0))
+        return (x * x.data + self.weight.data * x + self.mean.data * self.weight).sum()
+
+
+def test_data_is_a_constant_of_every_derivative() -> None:
+    """torch.func counts .data as the tensor in a second derivative, and refuses that of others."""
+    module = Data()
+    fn, params, buffers = sf.functionalize(module)
+    squared = lambda w, x: fn({"weight": w}, buffers, x)[0] ** 2
+    eager = lambda w, x: (
+        torch.func.functional_call(Data(), {"weight": w, "mean": buffers["mean"].clone()}, x) ** 2
+    )
+    args = params["weight"].detach().clone(), X
+    wanted = torch.autograd.functional.hessian(eager, args)
+    close(sf.jit(sf.hessian(squared, (0, 1)), backend="aten")(*args), wanted)
+    rows = torch.stack([X, 2 * X])
+    by_row = sf.jit(sf.vmap(squared, in_axes=(None, 0)), backend="aten")(args[0], rows)
+    close(by_row, torch.stack([eager(args[0], row) for row in rows]))
+    out, changed = sf.jit(fn, backend="aten")(params, buffers, X)
+    close(out, module(X).detach())
+    close(changed["mean"], module.mean)

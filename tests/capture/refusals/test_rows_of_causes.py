@@ -23,7 +23,6 @@ LEAF = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SETTING = contextvars.ContextVar("setting", default=1.0)
 WITH_GRADIENT = torch.ones(6, dtype=torch.float64)
 WITH_GRADIENT.grad = torch.ones(6, dtype=torch.float64)
-FOLLOWED = torch.ones(6, dtype=torch.float64, requires_grad=True)
 SPARSE = torch.eye(6, dtype=torch.float64).to_sparse_bsr((2, 2))
 SEEN: dict[str, Any] = {}
 KEPT: list[Any] = []
@@ -144,14 +143,18 @@ def raw(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x: torch.func.grad(fn)(x)
 
 
-class OfData(nn.Module):
-    """A module that reads .data, which Dynamo does not read."""
+class OfData(torch.autograd.Function):
+    """A function that reads .data, which Dynamo does not read."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.data * FOLLOWED.data
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.data * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 2
 
 
-OF_DATA = sf.functionalize(OfData())[0]
 jit = lambda fn: lambda: sf.jit(fn, backend="aten")(X.clone())
 ARRAY = np.ones(6)
 PROGRAMS: dict[str, Callable[[], Any]] = {
@@ -164,8 +167,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "Tensor subclass Uninitialized": lambda: sf.init(
         lambda: nn.LazyLinear(2), sf.make_mesh((2,), ("a",)), P(), sf.random.key(0)
     ),
-    "Cannot access storage of TensorWrapper": jit(sf.grad(lambda x: OF_DATA({}, {}, x)[0].sum())),
-    "accessing `data` under vmap": jit(sf.vmap(lambda x: OF_DATA({}, {}, x)[0])),
+    "accessing `data` under vmap": jit(sf.vmap(lambda x: OfData.apply(x))),
     "'dst' must be an array": jit(lambda x: np.copyto(ARRAY, ARRAY) or x),
     "'a' must be an array": jit(lambda x: np.put(ARRAY, [0], [1.0]) or x),
     "to be on the same device": jit(lambda x: x + torch.ones(6, device="meta")),
