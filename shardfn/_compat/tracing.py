@@ -414,6 +414,19 @@ def are_traced(tensors: Iterable[torch.Tensor]) -> bool:
     return mode is not None and all(_slot_of(x, mode.tracer) is not None for x in tensors)
 
 
+def forget_values(tensors: Iterable[torch.Tensor]) -> None:
+    """Make the active make_fx trace forget the values of tensors over memory outside of it, such
+    as that of a NumPy array. It keeps those of one element, as if they were constants.
+    """
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+    mode = get_proxy_mode()
+    for x in tensors:
+        slot: Any = None if mode is None else get_proxy_slot(x, mode.tracer, None)
+        if slot is not None:
+            slot.constant = None
+
+
 def _slot_of(x: torch.Tensor, tracer: Any) -> torch.fx.Node | None:
     """Return the node of a tensor in a trace; None if the trace does not know it."""
     from torch.fx.experimental.proxy_tensor import get_proxy_slot

@@ -82,7 +82,8 @@ def remembered(
         key = _key(mode, func, args, kwargs, of_known=True)
     if key is None:
         with constants.forgotten(func, args, kwargs):
-            return compute(mode, func, types, args, kwargs)
+            result = compute(mode, func, types, args, kwargs)
+        return constants.of_outside(func, args, result)
     answer = _ANSWERS.get(key)
     if answer is not None:
         result = _made(mode, answer, args)

@@ -21,6 +21,7 @@ OWN = ("aten", "prims")  # the namespaces of torch's ops
 # of ops whose result sizes or numbers depend on values; an index may be a mask
 TAGS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+LIFTS = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
 FACTORIES = frozenset(
     {
         aten.arange.default,
@@ -59,6 +60,16 @@ def made(
     with no_dispatch():
         values = func(*args, **kwargs)
     return mode.fake_tensor_converter.from_real_tensor(mode, values, make_constant=True)
+
+
+def of_outside(func: Any, args: Sequence[Any], result: Any) -> Any:
+    """Return the fake tensor of a real one, without the values of a tensor over the memory of a
+    NumPy array, which may change.
+    """
+    is_outside = func in LIFTS and not args[0].untyped_storage().resizable()
+    if is_outside and type(result) is FakeTensor:
+        result.constant = None
+    return result
 
 
 def are_ignored(func: Any, args: Any, kwargs: Any) -> bool:

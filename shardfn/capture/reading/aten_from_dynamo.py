@@ -110,6 +110,7 @@ def _replayed(
         return _tree.map_held(lambda x: values.get(id(x), x), tree)
 
     entering = _compat.codegen_of(python.graph).process_inputs(*valued(positional))
+    _compat.forget_values(x for x in _tree.leaves(entering) if isinstance(x, torch.Tensor))
     outputs = Replay(python).run(*map(valued, entering), enable_io_processing=False)
     out, _ = _compat.python_results(python, outputs)
     return out

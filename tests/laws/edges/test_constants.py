@@ -315,3 +315,33 @@ def through(outer: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return one(*args)
     with simulated(dp=2) as mesh:
         return sf.full(sf.shard(fn, mesh, backend="aten")(*args))
+
+
+OF_ONE, OF_THREE = np.array([2]), np.array([True, False, True])
+READS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "an element": lambda x: x * torch.from_numpy(OF_ONE).item(),
+    "NumPy's own read": lambda x: x * OF_ONE.item(),
+    "a float": lambda x: x * float(torch.as_tensor(OF_ONE)),
+    "a list": lambda x: x * torch.from_numpy(OF_ONE).tolist()[0],
+    "a size": lambda x: x[: torch.from_numpy(OF_ONE).item()],
+    "a mask": lambda x: x[torch.from_numpy(OF_THREE)],
+    "a copied mask": lambda x: x[torch.tensor(OF_THREE)],
+    "values alone": lambda x: x * torch.from_numpy(OF_THREE),
+    "an index": lambda x: x.index_select(0, torch.from_numpy(OF_ONE)),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_values_of_an_array_that_changes_are_no_constants(name: str) -> None:
+    """A call with other values in a closed-over array has their result, or the read is refused."""
+    fn, x = READS[name], torch.arange(3.0)
+    before = OF_ONE.copy(), OF_THREE.copy()
+    run = sf.jit(fn, backend="aten")
+    try:
+        torch.testing.assert_close(run(x), fn(x))
+        OF_ONE[0], OF_THREE[1] = 1, True
+        torch.testing.assert_close(run(x), fn(x))
+    except sf.CaptureError as error:
+        assert "value" in str(error).split("\n")[0]
+    finally:
+        OF_ONE[:], OF_THREE[:] = before
