@@ -16,9 +16,7 @@ from shardfn.errors import ShardError
 
 MICROBATCHES = 2
 REFUSED = {  # and why an op has no gradient in a captured program, with a pipeline or without
-    "index_reduce.prod": "torch's formula branches on values",
     "masked_select": "the shape of its result depends on values",
-    "nn.functional.pad.circular": "its sample pads a tensor without elements",
     "sparse.mm.reduce": "its samples are sparse",
     "sparse.sampled_addmm": "its samples are sparse",
     "tensor_split": "its last sample splits at the values of a tensor",
