@@ -302,11 +302,16 @@ def _begun(tensor: Any, tx: Any) -> Any:
 
 
 def flag_set(call: Callable[..., Any], builtin: Any, tx: Any, owner: Any, name: Any, x: Any) -> Any:
-    """Patch Dynamo's setattr for `x.requires_grad = True`."""
+    """Patch Dynamo's setattr for `x.requires_grad = True`, and `= False` where it is."""
     is_flag = owner.is_tensor() and name.as_python_constant() == "requires_grad"
-    if is_flag and x.is_python_constant() and x.as_python_constant() is True:
+    value = x.as_python_constant() if is_flag and x.is_python_constant() else None
+    if value is True:
         _begun(owner, tx)
         return x
+    if value is False:
+        before = owner.var_getattr(tx, "requires_grad")
+        if before.is_python_constant() and not before.as_python_constant():
+            return x
     return call(builtin, tx, owner, name, x)
 
 

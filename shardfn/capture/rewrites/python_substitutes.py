@@ -420,7 +420,18 @@ def dropped_by_torch(func: Any, caller: Any) -> dict[str, Any]:
     return {"weight": caller.f_back.f_locals["weight"]}
 
 
+def get_default_device() -> torch.device:
+    """torch.get_default_device, a constant of the program: another device is captured anew."""
+    return _default_device()
+
+
+@_compat.constant_in_graph
+def _default_device() -> torch.device:
+    return torch.get_default_device()
+
+
 TABLE = {
+    torch.get_default_device: get_default_device,
     F.ctc_loss: ctc_loss,
     F.l1_loss: l1_loss,
     torch.istft: istft,

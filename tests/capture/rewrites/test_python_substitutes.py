@@ -395,3 +395,14 @@ def not_passed(function: Any) -> set[str]:
             names |= {str(x.arg) for x in call.keywords}
             lost |= set(inspect.signature(function).parameters) - names
     return lost
+
+
+def test_the_default_device_is_a_constant_of_each_program() -> None:
+    scale = lambda x: x * (2 if torch.get_default_device().type == "cpu" else 3)
+    made = lambda x: x + torch.ones(5, 7, dtype=x.dtype, device=torch.get_default_device())
+    run = sf.jit(scale, backend="aten")
+    for _ in range(2):
+        torch.testing.assert_close(run(X), 2 * X)
+        with torch.device("meta"):
+            torch.testing.assert_close(run(X), 3 * X)
+    torch.testing.assert_close(sf.jit(made, backend="aten")(X), X + 1)

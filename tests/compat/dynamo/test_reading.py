@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -68,3 +69,43 @@ def test_data_of_a_parameter_that_the_function_closes_over() -> None:
     (expected,) = torch.autograd.grad(fn(x), weight)
     (found,) = torch.autograd.grad(sf.jit(fn, backend="aten")(x), weight)
     torch.testing.assert_close(found, expected)
+
+
+def constant_made_inside(x: torch.Tensor) -> torch.Tensor:
+    eye = torch.eye(3, dtype=x.dtype)
+    eye.requires_grad = False
+    return (eye * x).sum()
+
+
+def detached(x: torch.Tensor) -> torch.Tensor:
+    y = x.detach() * 2
+    y.requires_grad = False
+    return (y * x).sum()
+
+
+def followed(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.requires_grad = False
+    return y.sum()
+
+
+@pytest.mark.parametrize("fn", [constant_made_inside, detached])
+def test_a_tensor_without_a_gradient_may_be_told_that_it_has_none(fn: Callable[..., Any]) -> None:
+    x = torch.rand(3, dtype=torch.float64)
+    torch.testing.assert_close(sf.jit(fn, backend="aten")(x), fn(x))
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(fn(leaf), leaf)
+    torch.testing.assert_close(sf.jit(sf.grad(fn), backend="aten")(x), expected)
+    (found,) = torch.autograd.grad(sf.jit(fn, backend="aten")(leaf), leaf)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_tensor_that_a_gradient_follows_is_not_cut_off() -> None:
+    x = torch.rand(3, dtype=torch.float64)
+    run = sf.jit(followed, backend="aten")
+    torch.testing.assert_close(run(x), followed(x))
+    with pytest.raises(RuntimeError, match="only change requires_grad flags of leaf variables"):
+        followed(x.requires_grad_())
+    for refused in (lambda: run(x), lambda: sf.grad(followed)(x.detach())):
+        with pytest.raises(sf.CaptureError):
+            refused()
