@@ -126,6 +126,11 @@ REGISTRIES = (
         "_one_thread",
         "a lock: one thread at a time runs torch on the tensors of all simulated ranks",
     ),
+    State(
+        "_compat.dynamo.reading",
+        "_one_thread",
+        "a lock: one thread at a time runs a function again without torch.compile",
+    ),
     State("_compat.cpp_kernels.folder", "_kernel_folder", "users of the kernel folder"),
     State("_compat.native.library", "_loaded", "C++ functions of the call path"),
     State("_compat.threads", "_replaced", "attributes of torch that are currently replaced"),

@@ -91,6 +91,7 @@ from .dynamo.reading import (
     python_results,
     reached,
     reading,
+    uncompiled,
     with_uses,
     wrapped,
 )
@@ -515,6 +516,7 @@ __all__ = [
     "call_traced",
     "traced_again",
     "unreduced_spec",
+    "uncompiled",
     "unwound",
     "unwrapped",
     "values",

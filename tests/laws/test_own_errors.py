@@ -629,3 +629,19 @@ def test_a_run_to_find_an_error_writes_to_no_tensor(transform: Any, name: str) -
 
     assert isinstance(error_of(lambda: transform(f)(X)), KeyError)
     assert torch.equal(held, torch.ones(2, 3))
+
+
+def test_a_compiled_function_is_compiled_after_a_capture_that_failed() -> None:
+    """The search for the user's error runs the function, and with it what torch.compile wraps."""
+    graphs: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    doubled = torch.compile(lambda x: x * 2, backend=backend)
+    with pytest.raises(ZeroDivisionError):
+        sf.jit(lambda x: doubled(x) * (1 / (x.shape[0] - 3)), backend="aten")(torch.ones(3))
+    assert not graphs
+    torch.testing.assert_close(doubled(torch.ones(3)), torch.full((3,), 2.0))
+    assert len(graphs) == 1

@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from .tensor_classes import holds_tensors
 LIKE_TENSOR = torch.as_tensor, torch.asarray
 OF_MATH = "a tensor's value in math"
 
+_one_thread = threading.RLock()
 _READING: contextvars.ContextVar[bool] = contextvars.ContextVar("reading", default=False)
 
 
@@ -76,6 +78,20 @@ def reading() -> Iterator[Any]:
         _READING.reset(token)
         if symbols:
             symbols.settings = was
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """A context that runs functions which torch.compile has wrapped as Python, of one thread at a
+    time. Under modes of ours Dynamo would skip the code of such a function, and from then on for
+    the life of the process.
+    """
+    from torch._C._dynamo import eval_frame
+
+    is_compiling = eval_frame.get_eval_frame_callback() not in (None, False)
+    stance = None if is_compiling else torch.compiler.set_stance("force_eager")
+    with _one_thread, stance or contextlib.nullcontext():
+        yield
 
 
 def keep_in_graph(fn: types.FunctionType) -> types.FunctionType:

@@ -129,6 +129,7 @@ def raise_users(
     try:
         with (
             _compat.reading(),
+            _compat.uncompiled(),
             _compat.patched("again", checkpointed=contextlib.nullcontext),
             _modules_kept(fn),
             _compat.WithoutEffects(OnlyFake),
