@@ -163,12 +163,13 @@ def _object(tx: Any, x: Any, depth: int = 0) -> Any:
         items = [_object(tx, y, depth + 1) for y in x.items]
         is_size = x.python_type() is torch.Size and all(type(y) is int for y in items)
         return items if x.python_type() is list else torch.Size(items) if is_size else tuple(items)
-    if isinstance(x, variables.ConstDictVariable) and depth < DEPTH:
-        return {_object(tx, k.vt, depth + 1): _object(tx, y, depth + 1) for k, y in x.items.items()}
-    items: Any = getattr(x, "_base_vt", None)
-    is_of_pairs = isinstance(items, variables.ConstDictVariable) and depth < DEPTH
-    if is_of_pairs and x.python_type() is collections.OrderedDict:
-        return collections.OrderedDict(_object(tx, items, depth))
+    pairs: Any = getattr(x, "_base_vt", x)  # torch 2.13 holds those of an ordered dict apart
+    if isinstance(pairs, variables.ConstDictVariable) and depth < DEPTH:
+        is_ordered = x.python_type() is collections.OrderedDict
+        if is_ordered or pairs is x:
+            every = pairs.items.items()
+            shown = [(_object(tx, k.vt, depth + 1), _object(tx, y, depth + 1)) for k, y in every]
+            return collections.OrderedDict(shown) if is_ordered else dict(shown)
     if isinstance(x, variables.NestedUserFunctionVariable):
         return _function(tx, x)
     if isinstance(x, variables.GetAttrVariable):
