@@ -325,8 +325,9 @@ def flag_set(call: Callable[..., Any], builtin: Any, tx: Any, owner: Any, name: 
         _begun(owner, tx)
         return x
     if value is False:
-        before = owner.var_getattr(tx, "requires_grad")
-        if before.is_python_constant() and not before.as_python_constant():
+        read = getattr(owner, "var_getattr", None) or owner.tp_getattro_impl  # torch 2.13, 2.15
+        before = read(tx, "requires_grad")
+        if before.is_python_constant() and before.as_python_constant() is False:
             return x
     return call(builtin, tx, owner, name, x)
 
