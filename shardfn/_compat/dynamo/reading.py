@@ -89,8 +89,10 @@ def uncompiled() -> Iterator[None]:
     from torch._C._dynamo import eval_frame
 
     is_compiling = eval_frame.get_eval_frame_callback() not in (None, False)
-    stance = None if is_compiling else torch.compiler.set_stance("force_eager")
-    with _one_thread, stance or contextlib.nullcontext():
+    with (
+        _one_thread,
+        contextlib.nullcontext() if is_compiling else torch.compiler.set_stance("force_eager"),
+    ):
         yield
 
 
