@@ -54,8 +54,8 @@ def differentiable_flex(call: Callable[..., Any], op: Any, *args: Any, **kw: Any
 
 
 def _in_working_precision(out: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the results of flex attention. For float64, torch 2.15's fake kernel says that its
-    sums are float32, where they are float64.
+    """Return the results of flex attention. For float64, its fake kernel says that the sums are
+    float32, where they are float64 (torch 2.13 to 2.15).
     """
     is_wide = out.dtype == torch.float64
     return out, *(x.to(torch.float64) if is_wide else x for x in others)
