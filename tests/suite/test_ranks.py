@@ -44,3 +44,15 @@ def test_an_error_on_a_rank_is_raised_at_once(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="rank 0 raised"):
         run_ranks(1, raising, str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def waiting() -> None:
+    if dist.get_rank() == 1:
+        dist.recv(torch.zeros(1), src=0)
+    dist.barrier()
+
+
+def test_ranks_that_wait_for_good_end_and_show_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ranks.LIMIT", 2.0)
+    with pytest.raises(TimeoutError, match=r"in waiting"):
+        run_ranks(2, waiting)

@@ -8,10 +8,13 @@ Gloo now and then writes into memory it has freed: of 12,000 worlds of plain tor
 processes, twenty all-reduces, reduce-scatters and all-gathers each, nothing of ours) two died
 of "malloc(): unaligned fastbin chunk detected" and its like. So ranks that die by such a signal
 run once more, with a warning; whatever they raise, or die of again, is raised here.
+
+Ranks that wait for each other for good end after LIMIT, and the test shows where each one stood.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import multiprocessing
 import os
@@ -41,6 +44,7 @@ IMPORTED_ONCE = [
     "runtime.warm",
 ]
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
+LIMIT = 600.0  # seconds
 
 
 def run_ranks(n: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
@@ -63,7 +67,7 @@ def _forked(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         ranks = mp.start_processes(
             _rank,
-            (n, folder, dict(os.environ), _place(), fn, args),
+            (n, folder, LIMIT, dict(os.environ), _place(), fn, args),
             nprocs=n,
             join=False,
             start_method="forkserver",
@@ -80,6 +84,9 @@ def _forked(n: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
             ]
             if died:
                 raise CrashedError(f"ranks {died} of {n} crashed") from error
+            stacks = [file.read_text() for file in sorted(Path(folder).glob("*.stacks"))]
+            if any(stacks):
+                raise TimeoutError("\n".join(stacks)) from error
             raise
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(n)]
 
@@ -102,6 +109,7 @@ def _rank(
     rank: int,
     n: int,
     folder: str,
+    limit: float,
     environment: dict[str, str],
     place: str | None,
     fn: Callable[..., Any],
@@ -118,6 +126,8 @@ def _rank(
     os.environ.update(environment)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
+    stacks = Path(folder, f"{rank}.stacks").open("w")
+    faulthandler.dump_traceback_later(limit, exit=True, file=stacks)
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{folder}/store", n), rank=rank, world_size=n
     )
