@@ -126,13 +126,14 @@ def _rank(
     os.environ.update(environment)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    stacks = Path(folder, f"{rank}.stacks").open("w")
-    faulthandler.dump_traceback_later(limit, exit=True, file=stacks)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(f"{folder}/store", n), rank=rank, world_size=n
-    )
-    torch.save(fn(*args), f"{folder}/{rank}.pt")
-    dist.barrier()
+    with Path(folder, f"{rank}.stacks").open("w") as stacks:
+        faulthandler.dump_traceback_later(limit, exit=True, file=stacks)
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(f"{folder}/store", n), rank=rank, world_size=n
+        )
+        torch.save(fn(*args), f"{folder}/{rank}.pt")
+        dist.barrier()
+        faulthandler.cancel_dump_traceback_later()
     os._exit(
         0
     )  # Gloo's threads may outlive the group, and abort a process that is tidying up (torch 2.13)
