@@ -192,7 +192,15 @@ from .native import calls, library
 from .patches import PATCHES, degraded, patched, rows_of_all
 from .profiler import RangedOps, enter_range, exit_range, unless_profiled
 from .seeds import last_seeding, loaders_in_context, seed_of
-from .settings import SETTINGS, anomaly_off, autocast_off, inference_off, settings, without_autocast
+from .settings import (
+    SETTINGS,
+    anomaly_off,
+    autocast_off,
+    inference_off,
+    settings,
+    without_autocast,
+    without_gradients,
+)
 from .threads import is_capturing, staging
 from .tracing import (
     DATA_DEPENDENT,
@@ -526,6 +534,7 @@ __all__ = [
     "unless_profiled",
     "with_own_masks",
     "without_autocast",
+    "without_gradients",
     "without_memory",
     "without_torch_functions",
     "world_store",

@@ -142,6 +142,23 @@ def without_autocast(
     return run_as_written
 
 
+def without_gradients(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Wrap a runner so that autograd does not follow it: kernels that write into given memory
+    refuse inputs that require gradients.
+    """
+
+    def run_without(leaves: list[Any]) -> Any:
+        if not torch.is_grad_enabled():
+            return run(leaves)
+        _C._set_grad_enabled(False)
+        try:
+            return run(leaves)
+        finally:
+            _C._set_grad_enabled(True)
+
+    return run_without
+
+
 @contextlib.contextmanager
 def of_captures(is_dynamic: bool) -> Iterator[None]:
     """Set Dynamo's settings for a capture, in this thread (torch 2.13). With some of the user's,

@@ -99,7 +99,7 @@ class Compiled:
         checked = located(_executor(self), program)
         execute = _compat.without_autocast(checked, self.placed.state)
         if self.backward is None:
-            return execute
+            return _compat.without_gradients(execute)
         make = maker(self.placed, self.captured, self.partition)
         return Differentiable(execute, make, self.backward)
 

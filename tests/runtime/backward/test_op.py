@@ -14,6 +14,7 @@ import torch
 from stagings import counts
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -202,6 +203,30 @@ def test_integers_and_results_of_other_arguments_do_not_require_grad() -> None:
     assert [x.requires_grad for x in fn(w, X)] == [True, False, False]
     count = sf.jit(lambda w: w.argmax(), backend="aten")(w)
     assert not count.requires_grad
+
+
+LAYER = nn.Linear(5, 4).double()
+UNFOLLOWED: dict[str, Callable[..., Any]] = {
+    "integers": lambda w, x: ((x @ w).argmax(1), LAYER(x).argmax(1)),
+    "detached": lambda w, x: ((x @ w).detach(), LAYER(x).detach(), LAYER(x).data),
+    "without gradients": torch.no_grad()(lambda w, x: (x @ w, LAYER(x))),
+    "gradients inside": lambda w, x: (
+        *torch.autograd.grad((x @ w).sin().sum(), [w]),
+        *torch.autograd.grad(LAYER(x).sin().sum(), [*LAYER.parameters()]),
+    ),
+    "sorted by a kernel": lambda w, x: ((x @ w).sort(1).indices, LAYER(x).detach().sort(1)[0]),
+}
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_results_without_gradients_of_what_requires_them(name: str, backend: str) -> None:
+    w = W.clone().requires_grad_()
+    expected = UNFOLLOWED[name](w, X)
+    fn = sf.jit(UNFOLLOWED[name], backend=backend)
+    for results in (fn(w, X), fn(w, X)):
+        assert_close(results, expected)
+        assert not any(x.requires_grad for x in results)
 
 
 def net() -> nn.Sequential:
