@@ -76,7 +76,7 @@ from .dynamo.argument_facts import READS_ARGUMENT, Asked, Facts, have_facts, sta
 from .dynamo.derived_flags import READS_FLAG
 from .dynamo.dtensors.calls import for_a_while, overwrite
 from .dynamo.generators import READS_GENERATOR
-from .dynamo.guards import FUNCTION, Itself, Read, is_array_input, read_of_code
+from .dynamo.guards import CAUGHT, FUNCTION, Itself, Read, is_array_input, read_of_code
 from .dynamo.lazy import WITHOUT_SHAPE, WITHOUT_VALUES, is_lazy, made_by_hooks, made_or_not
 from .dynamo.reading import (
     OF_MATH,
@@ -255,6 +255,7 @@ from .tracing import (
 )
 
 __all__ = [
+    "CAUGHT",
     "RangedOps",
     "RankGroup",
     "RankWorld",

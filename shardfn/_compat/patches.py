@@ -170,6 +170,7 @@ READING = (  # a captured function, by Dynamo
         "replaced",
         calls={
             VARIABLES + "UserFunctionVariable.bind_args": guards.code_noted,
+            f"{TRANSLATOR}._attach_traceback_to_exception": guards.exception_noted,
             "torch._dynamo.side_effects:SideEffects.is_modified": restored.is_changed,
             "torch._dynamo.output_graph:OutputGraph.get_replayed_side_effect_source_refs": (
                 refused.side_effects_listed

@@ -187,7 +187,7 @@ def arguments_of(request: Request, call: Taken) -> Arguments:
         n for n in static if any(isinstance(leaves[i], torch.Tensor) for i in made.places([n]))
     }
     argnums.refuse_static(request.name, static, donated, args, holding)
-    sparse_borders.refuse_donated(request.name, args, donated)
+    sparse_borders.refuse_donated(request.name, treedef.child(0), donated)
     return made
 
 

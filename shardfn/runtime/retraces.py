@@ -58,7 +58,9 @@ def _differences(entry: Any, key: list[Any], placed: Placed, mesh: Any) -> Itera
             yield f"{name}: {now}, was {before}"
     if entry.reads is not None and not entry.reads.same():
         for path, before, now in entry.reads.changed():
-            yield f"closed-over {name_of(path)}: {_said(now)}, was {_said(before)}"
+            is_same = now is before
+            text = "its names, keys or layout" if is_same else f"{_said(now)}, was {_said(before)}"
+            yield f"closed-over {name_of(path)}: {text}"
     yield from _surroundings(entry, placed.world, mesh)
 
 

@@ -40,9 +40,13 @@ def picked(args: tuple[Any, ...], numbers: tuple[int, ...]) -> tuple[Any, ...]:
 
 def without_overlaps(primals: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Primals of which no two elements share memory: torch gives a tangent the strides of its
-    primal (torch 2.13 to 2.15).
+    primal (torch 2.13 to 2.15). Sparse ones are left to be refused.
     """
-    return tuple([x.clone() if 0 in x.stride() else x for x in primals])
+    return tuple([x.clone() if _overlaps(x) else x for x in primals])
+
+
+def _overlaps(x: torch.Tensor) -> bool:
+    return x.layout is torch.strided and 0 in x.stride()
 
 
 class Flattened:

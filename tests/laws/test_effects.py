@@ -179,7 +179,8 @@ def test_what_an_object_made_inside_changes_outside_is_done_or_refused(name: str
     body = programs(log)[name]
     with pytest.raises(sf.CaptureError) as error:
         sf.jit(body, backend="aten")(X)
-    assert "changes an object outside" in str(error.value) or "is not read" in str(error.value)
+    reasons = ("changes an object outside", "is not read", "has a __del__, or a metaclass")
+    assert any(reason in str(error.value) for reason in reasons)
     log.clear()  # Dynamo makes such an object, and looks at it
     with sf.fake_world(2), pytest.raises(sf.CaptureError):
         sf.shard(lambda x: sf.grad(lambda y: body(y).sum())(x), sf.make_mesh((2,), ("a",)))(X)

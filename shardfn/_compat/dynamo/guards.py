@@ -57,6 +57,8 @@ STEPS = {
     "TypeSource": ("type", None),
     "TypeDictSource": ("typedict", None),
     "TypeMROSource": ("mro", None),
+    "NonSerializableSetGetItemSource": ("member", "index"),
+    "WeakRefCallSource": ("call", None),
 }
 SAME = (
     "NNModuleSource",
@@ -245,6 +247,17 @@ def tensor_guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     strides: Any = [list(x.stride()) for x in tensors]
     guards = TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
     return guards.check
+
+
+CAUGHT = "CAUGHT"  # the kind of a read that says which exception the code has caught
+
+
+def exception_noted(memo: Any, raised: Callable[..., Any], translator: Any, error: Any) -> Any:
+    """Note that the code that Dynamo reads raises an exception: it may catch it."""
+    kind = getattr(error, "exc_type", None)
+    if isinstance(kind, type):
+        memo.reads.append(Read((), CAUGHT, kind))
+    return raised(translator, error)
 
 
 PLAIN = type(None), bool, int, float, str

@@ -41,17 +41,22 @@ def value_at(path: Path) -> Any:
 
 def name_of(path: Path) -> str:
     """The user's name of a place: `scale[0]`, `cfg.k`, `f.__defaults__[0]`."""
-    text = ""
+    text, before = "", None
     for kind, to in path:
-        if kind == "attr" and not (to in ("__self__", "held", "fn", "func") or (to == "__dict__")):
+        if kind == "attr" and to not in ("__self__", "held", "fn", "func", "__dict__"):
             text += f".{to}" if text else str(to)
         elif kind == "cell":
             text = str(to)
         elif kind == "training":
             text = f"submodules of {to} that train"
-        elif kind in ("item", "value"):
+        elif kind in ("item", "value") and before != "mro":
             text += f"[{to!r}]" if text else (str(to) if isinstance(to, str) else "")
-    return text.strip(".") or "a closed-over object"
+        before = kind
+    if text.strip("."):
+        return text.strip(".")
+    kind, to = path[0]
+    is_scope = kind == "scope" and isinstance(to.held, dict)
+    return f"globals of {to.held.get('__name__')}" if is_scope else "a closed-over object"
 
 
 def root_object(kind: str, to: Any, fn: Any) -> Any:
@@ -120,6 +125,8 @@ OTHER_STEPS: dict[str, Callable[[Any, Any], Any]] = {
     "typedict": lambda x, to: x.__dict__,
     "mro": lambda x, to: x.__mro__,
     "array": lambda x, to: x,
+    "member": lambda x, to: list(x)[to],
+    "call": lambda x, to: x(),
     "training": lambda x, to: x.training,
 }
 

@@ -9,12 +9,13 @@ are compared only if that fails.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from ... import _compat
+from .absent_names import ABSENT, MAPPINGS, NAMES, Lookups, names_in, of_earlier_classes, of_globals
 from .constant_keys import constant_key, is_constant
 from .read_paths import (
     MISSING,
@@ -37,6 +38,7 @@ SOFT = {  # guards that any object of the same type passes if the reads from it 
     "DICT_CONTAINS",
     "DICT_NOT_CONTAINS",
     "NOT_PRESENT_IN_GENERIC_DICT",
+    NAMES,
     "HASATTR",
     "CONSTANT_MATCH",
     "EQUALS_MATCH",
@@ -64,11 +66,28 @@ class Reads:
         self.fixed: set[Path] = set()
         # guard, its key, its value at capture
         self.answers: dict[Path, list[tuple[str, Any, Any]]] = {}
+        reads = [*reads]
         for read in reads:
-            self._note(read)
+            for each in (*of_earlier_classes(read.path), read):
+                self._note(each)
+        self._note_absent(reads)
         self.check = self._compiled()
 
+    def _note_absent(self, reads: Sequence[_compat.Read]) -> None:
+        """Note the names that would be found if they were added."""
+        functions = [self.values.get(read.path[:-1]) for read in reads if read.kind == "CODE"]
+        for read in (read for fn in functions for read in of_globals(fn)):
+            self._note(read)
+        lookups = Lookups(reads, functions)
+        for path, x in [*self.values.items()]:
+            for read in lookups.of_metaclass(path, x):
+                self._note(read)
+            if lookups.may_miss(x):
+                self._note(_compat.Read(path, NAMES, lookups.words_for(x)))
+
     def _note(self, read: _compat.Read) -> None:
+        if read.kind == _compat.CAUGHT:
+            return
         for n in range(1, len(read.path) + 1):
             path = read.path[:n]
             if path not in self.values and not self._found(path):
@@ -116,6 +135,7 @@ class Reads:
             return f"x{len(names) - 1}"
 
         terms: dict[Any, str] = {}
+        absent: dict[int, tuple[Any, list[Any]]] = {}
         for path, value in self.values.items():
             if path not in self.fixed:
                 owner, kind, to = stored_place(self.values[path[:-1]], *path[-1])
@@ -123,9 +143,14 @@ class Reads:
                     (id(owner), kind, repr(to)), _identity(owner, kind, to, value, bound)
                 )
             for kind, key, answer in self.answers.get(path, ()):
-                if answer is not None:
+                if kind == ABSENT and answer is False and isinstance(value, MAPPINGS):
+                    absent.setdefault(id(value), (value, []))[1].append(key)
+                elif answer is not None:
                     term = _guard_test(value, kind, key, answer, bound)
                     terms.setdefault((id(value), kind, repr(key)), term)
+        for number, (value, keys) in absent.items():
+            term = f"{bound(value)}.keys().isdisjoint({bound(frozenset(keys))})"
+            terms[number, ABSENT] = term
         if not terms:
             return None
         terms |= self._class_terms(bound)
@@ -191,7 +216,9 @@ class Reads:
             if before and before not in now:
                 continue  # its container has changed already
             try:
-                new = step_to(now[before], *path[-1]) if before else old
+                # a view of the attributes of a class is made anew each time
+                is_view = path[-1][0] == "typedict" and now[before] is self.values[before]
+                new = step_to(now[before], *path[-1]) if before and not is_view else old
                 answers = self.answers.get(path, ())
                 alike = _gives_equal_reads(old, new, {kind for kind, _, _ in answers})
                 alike = alike and type(new).__mro__ is self.classes.get(path, type(new).__mro__)
@@ -288,15 +315,17 @@ def _guard_value(x: Any, kind: str, key: Any) -> Any:
     identity suffices.
     """
     if kind == "TENSOR_MATCH" and isinstance(x, torch.Tensor):
-        return x.shape, x.dtype, x.requires_grad
+        return x.shape, x.dtype, x.requires_grad, strides_of(x)
     if kind == "SPARSE_MATCH":
         return x.requires_grad, _compat.version_of(x)
     if kind == "SETTING":
         return x()
     if kind in LENGTH and not isinstance(x, tuple):
         return len(x)
-    if kind == "DICT_KEYS_MATCH":
+    if kind in ALL_KEYS:
         return [*x]
+    if kind == NAMES:
+        return names_in(x, key)
     if kind in CONTAINS:
         return key in x
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":
@@ -306,16 +335,24 @@ def _guard_value(x: Any, kind: str, key: Any) -> Any:
     return frozenset(x) if isinstance(x, set) else None
 
 
+ALL_KEYS = ("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK")
 LENGTH = ("SEQUENCE_LENGTH", "EMPTY_NN_MODULE_HOOKS_DICT")
 CONTAINS = ("DICT_CONTAINS", "DICT_NOT_CONTAINS", "SET_CONTAINS", "SET_NOT_CONTAINS")
+
+
+def strides_of(x: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides of a tensor; None if it has none."""
+    return x.stride() if x.layout is torch.strided else None
 
 
 def _guard_test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any], str]) -> str:
     """The source text of a test that what a guard compares is unchanged."""
     name = bound(x)
     if kind == "TENSOR_MATCH":
-        shape, dtype, requires_grad = answer
+        shape, dtype, requires_grad, strides = answer
         meta = f"{name}.shape == {bound(shape)} and {name}.dtype is {bound(dtype)}"
+        if strides is not None:
+            meta += f" and {name}.stride() == {bound(strides)}"
         return f"{meta} and {name}.requires_grad is {requires_grad}"
     if kind == "SPARSE_MATCH":
         return f"({name}.requires_grad, {bound(_compat.version_of)}({name})) == {answer}"
@@ -323,7 +360,9 @@ def _guard_test(x: Any, kind: str, key: Any, answer: Any, bound: Callable[[Any],
         return f"{name}() is {answer}"
     if kind in LENGTH:
         return f"len({name}) == {answer}" if answer else f"not {name}"
-    if kind == "DICT_KEYS_MATCH":
+    if kind == NAMES:
+        return f"{bound(names_in)}({name}, {bound(key)}) == {bound(answer)}"
+    if kind in ALL_KEYS:
         return f"[*{name}] == {bound(answer)}"
     if kind in CONTAINS:
         return f"({bound(key)} in {name}) is {answer}"

@@ -4,7 +4,7 @@ joined again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -109,20 +109,14 @@ def _followed(where: str, path: str) -> ShardError:
     )
 
 
-def _is_sparse(x: Any) -> bool:
-    return isinstance(x, SparseMatrix) or (
-        isinstance(x, torch.Tensor) and x.layout in LAYOUTS.values()
-    )
-
-
-def refuse_donated(name: str, args: Sequence[Any], numbers: Iterable[int]) -> None:
+def refuse_donated(name: str, args: _tree.TreeDef, numbers: Iterable[int]) -> None:
     """Refuse donated arguments that hold sparse tensors, whose tensors are views of one memory.
 
     Raises:
         TreeError: names the first.
     """
     for n in numbers:
-        if any(map(_is_sparse, _tree.flatten(args[n], _is_sparse)[0])):
+        if _has_matrix(args.child(n)):
             raise TreeError.of(
                 name,
                 f"donated argument {n} holds a sparse tensor",
@@ -130,6 +124,10 @@ def refuse_donated(name: str, args: Sequence[Any], numbers: Iterable[int]) -> No
                 fix="leave this argument out of donate_argnums",
                 source=call_site(),
             )
+
+
+def _has_matrix(tree: _tree.TreeDef) -> bool:
+    return tree.type is SparseMatrix or any(map(_has_matrix, tree.children()))
 
 
 def _parts(x: torch.Tensor) -> tuple[Any, ...]:
