@@ -79,7 +79,7 @@ def programs() -> dict[str, Program]:
     frozen = frozenset([Holder(k=2.0)])
     (inner,) = frozen
     target = Holder(k=2.0)
-    reference = weakref.ref(target)
+    reference: Any = weakref.ref(target)
     table = torch.arange(6.0).reshape(2, 3)
 
     def largest(x: torch.Tensor) -> torch.Tensor:
