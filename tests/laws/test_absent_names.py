@@ -205,3 +205,22 @@ def test_the_retrace_names_what_has_other_names() -> None:
     holder.scale = 2.0
     assert "closed-over holder: " in call.explain_retrace(X)
     assert not hasattr(builtins, "scale")
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_another_memory_layout_of_a_module(backend: str) -> None:
+    net = torch.nn.Conv2d(3, 4, 3).double().eval()
+    image = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    call = sf.jit(lambda x: net(x), backend=backend)
+    call(image)
+    net.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(call(image), net(image))
+
+
+def test_a_list_with_items_of_its_own() -> None:
+    class Scaled(list[float]):
+        def __getitem__(self, i: Any) -> Any:
+            return list.__getitem__(self, i) * 2.0
+
+    values = Scaled([3.0])
+    torch.testing.assert_close(sf.jit(lambda x: x * values[0], backend="aten")(X), 6 * X)

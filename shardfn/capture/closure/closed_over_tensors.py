@@ -326,10 +326,12 @@ def _children(name: str, x: Any) -> Iterator[tuple[str, Any]]:
         yield from ((names[i] if i < len(names) else f"args[{i}]", y) for i, y in enumerate(x.args))
         yield from x.keywords.items()
         yield "", x.func
-    elif isinstance(x, (list, tuple)):
-        yield from ((f"{name}[{i}]" if name else "", child) for i, child in enumerate(x[:MANY]))
+    elif isinstance(x, (list, tuple)):  # not by methods that a class of the user's may replace
+        kind = list if isinstance(x, list) else tuple
+        items = kind.__getitem__(x, slice(MANY))
+        yield from ((f"{name}[{i}]" if name else "", child) for i, child in enumerate(items))
     elif isinstance(x, dict):
-        yield from ((f"{name}[{key!r}]", child) for key, child in list(x.items())[:MANY])
+        yield from ((f"{name}[{key!r}]", child) for key, child in [*dict.items(x)][:MANY])
     elif isinstance(x, torch.nn.Module):
         yield from _of_module(name or "self", x)
     elif not isinstance(x, (torch.Tensor, type, types.ModuleType)):

@@ -136,7 +136,7 @@ def extended(
     reductions = {m for m in (*placements, placement) if m in PARTIAL_KINDS}
     if len(reductions) > 1:
         return None
-    if isinstance(placement, str):
+    if isinstance(placement, str) and all(map(layout.is_plain, placements)):
         return (*placements, placement)
     end = len(placements) + 1
     return layout.canonical(shape, (*placements, placement), sizes[:end], sizes[end:])

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+from worlds import simulated
+
+import shardfn as sf
+from shardfn import P
 from shardfn.partition.propagation.strategy_units import extended, in_units
 
 
@@ -58,3 +64,25 @@ def test_placements_that_do_not_go_together() -> None:
     assert extended((4, 6), ("sum",), "max", (2, 3)) is None
     assert extended((4, 6), ("sum",), "sum", (2, 3)) == ("sum", "sum")
     assert extended((4, 6), ("R",), (1, 4), (2, 3)) is None, "6 is no multiple of 4"
+
+
+def test_uneven_blocks_that_only_a_later_axis_makes_chunks_need_that_axis() -> None:
+    assert extended((7,), (), (0, 1, 2), (5, 2)) == ((0, 1, 2),), "the axis of 2 may shard it too"
+    assert extended((7,), ((0, 1, 2),), 0, (5, 2)) == ((0, 1, 2), 0)
+    assert extended((7,), ((0, 1, 2),), "R", (5, 2)) is None
+    assert extended((7,), ((0, 1, 2),), "sum", (5, 2)) is None
+
+
+@pytest.mark.parametrize(("axes", "sizes"), [("ba", (5, 2)), ("ab", (4, 2)), ("ba", (2, 3))])
+def test_products_of_uneven_shards_over_two_axes_in_another_order(
+    axes: str, sizes: tuple[int, int]
+) -> None:
+    made = torch.Generator().manual_seed(0)
+    shapes = ((7, 7), (12, 7), (7, 3))
+    args = [torch.randn(*s, dtype=torch.float64, generator=made) for s in shapes]
+    step = sf.grad(lambda w, x, u: (x @ w @ u).square().mean(), (0, 1, 2))
+    with simulated(**dict(zip(axes, sizes, strict=True))) as mesh:
+        placements = (P(("a", "b")), P(), P(None, "a"))
+        found = sf.shard(step, mesh, placements)(*args)
+        for x, expected in zip(found, step(*args), strict=True):
+            torch.testing.assert_close(sf.full(x), expected)
