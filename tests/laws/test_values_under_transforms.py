@@ -126,8 +126,13 @@ def test_shapes_that_torch_refuses_are_refused() -> None:
     for value in (1.0, X[:2]):  # torch's own error
         with pytest.raises(IndexError, match=r"The shape of the mask \[3\] at index 0 does not"):
             sf.grad(lambda x, value=value: rows(x, M[:3], value).sum())(X)
-    with pytest.raises(ShardError, match="as large as x in every other dim"):
-        sf.grad(lambda x: x.scatter_reduce(0, I[:, None], x, "prod").sum())(X)
+
+
+def test_a_product_into_one_column_leaves_the_others() -> None:  # torch's gradient does not
+    some = lambda x: x.scatter_reduce(0, I[:, None], x, "prod").sin().sum()
+    column = lambda x: x[:, :1].scatter_reduce(0, I[:, None], x[:, :1], "prod")
+    every = lambda x: torch.cat([column(x), x[:, 1:]], 1).sin().sum()
+    assert_close(sf.grad(some)(X), torch.func.grad(every)(X))
 
 
 def test_a_number_without_a_bin_is_an_error_on_any_shard() -> None:
@@ -156,3 +161,38 @@ def test_the_gradient_of_a_soft_margin_has_torchs_nan(reduction: str) -> None:
     (slope,) = torch.autograd.grad(fn(leaf), leaf)
     for backend in ("aten", "inductor"):
         assert_close(sf.jit(sf.grad(fn), backend=backend)(x), slope, equal_nan=True)
+
+
+LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "prod": lambda x: x.prod(1),
+    "cumprod": lambda x: x.cumprod(1) @ torch.arange(1.0, 4, dtype=F64),
+    "logit": torch.logit,
+    "logit in bounds": lambda x: torch.logit(x, 0.25),
+    "loss": lambda x: F.binary_cross_entropy_with_logits(x, X[:4].sigmoid()),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_gradients_at_infinite_values_are_those_of_torch_func(name: str) -> None:
+    x = torch.tensor([[math.inf, 2, 3], [math.nan, 0, 3], [-math.inf, math.inf, 2], [-0.0, 2, 1]])
+
+    def loss(x: Tensor) -> Tensor:
+        return LIMITS[name](x).sum()
+
+    x = x.to(F64)
+    wanted = torch.func.grad(loss)(x)
+    assert_close(sf.jit(sf.grad(loss), backend="aten")(x), wanted, equal_nan=True)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        fn = sf.shard(sf.grad(loss), mesh, (P("dp"),), backend="aten")
+        assert_close(sf.full(fn(x)), wanted, equal_nan=True)
+
+
+def test_the_gradient_of_a_scattered_product_is_the_product_of_the_others() -> None:
+    def loss(x: Tensor) -> Tensor:
+        y = torch.ones(1, dtype=F64).scatter_reduce(0, torch.tensor([0, 0]), x, "prod")
+        return y.sum()
+
+    x = torch.tensor([math.inf, 3.0], dtype=F64)
+    wanted = torch.tensor([3.0, math.inf], dtype=F64)
+    assert_close(sf.jit(sf.grad(loss), backend="aten")(x), wanted)
