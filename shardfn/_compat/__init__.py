@@ -9,7 +9,14 @@ from .compilations.garbage import paused_gc
 from .compilations.modules import Generated, Rerun, generated
 from .cpp_kernels.folder import CACHE_DIR, cache_folder, not_private
 from .cpp_kernels.units import compiler_facts
-from .dispatch import RoundedOtherwise, WithoutEffects, aten_ops, ops_replaced, takes_context
+from .dispatch import (
+    ItemReads,
+    RoundedOtherwise,
+    WithoutEffects,
+    aten_ops,
+    ops_replaced,
+    takes_context,
+)
 from .distributed.checkpoints import chunk, is_of_one_process, write_item
 from .distributed.every_rank import (
     all_ranks,
@@ -88,6 +95,7 @@ from .dynamo.reading import (
     is_tracing,
     keep_in_graph,
     located,
+    not_reading,
     python_results,
     reached,
     reading,
@@ -297,6 +305,7 @@ __all__ = [
     "FakeTensorMode",
     "Generated",
     "Integer",
+    "ItemReads",
     "Itself",
     "Level",
     "LOG_METHODS",
@@ -454,6 +463,7 @@ __all__ = [
     "namespace_of",
     "neutral",
     "not_private",
+    "not_reading",
     "of_trees",
     "on_fakes",
     "one_thread",

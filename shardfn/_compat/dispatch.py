@@ -53,6 +53,19 @@ def _with_fakes_written(
     )
 
 
+class ItemReads(TorchDispatchMode):
+    """Notes the tensors whose values a function reads as Python numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.tensors.append(args[0])
+        return func(*args, **(kwargs or {}))
+
+
 class RoundedOtherwise(TorchDispatchMode):
     """A dispatch mode in which the results of floating ops are off by a rounding, each by another.
 

@@ -81,6 +81,16 @@ def reading() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
+def not_reading() -> Iterator[None]:
+    """Enter a context for code that runs as outside of a capture."""
+    token = _READING.set(False)
+    try:
+        yield
+    finally:
+        _READING.reset(token)
+
+
+@contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
     """A context that runs functions which torch.compile has wrapped as Python, of one thread at a
     time. Under modes of ours Dynamo would skip the code of such a function, and from then on for

@@ -14,9 +14,9 @@ from ...capture import aten_trace
 from ...capture.modules.module_call import is_unbatched, spread
 from ...ops.elementwise import Elementwise, is_elementwise
 from ...ops.nodes import remove_unread
-from .layout import State, unhooked
+from .layout import State, check_entries, unhooked
 from .mode import Stepping
-from .recipe import PURE, Options, Recipe, set_present
+from .recipe import Options, Recipe, captured, set_present
 from .rows import Row
 
 # ops that copy -> the position of the value
@@ -152,21 +152,29 @@ def _batched(recipe: Recipe, rows: Sequence[Row], options: Options) -> Stepped:
 
 def stepped(recipe: Recipe, rows: Sequence[Row], options: Options) -> Stepped:
     """One run of torch's step on copies."""
+    return captured(lambda pure: _stepped(recipe, rows, options, pure))
+
+
+def _stepped(recipe: Recipe, rows: Sequence[Row], options: Options, pure: Options) -> Stepped:
     params = [row.param.clone() for row in rows]
     optimizer = recipe.over([row.path for row in rows], params)
     replaced = recipe.set_options(optimizer, options)
     is_derived = _compat.derivative_levels() > 0
-    set_present(optimizer, {**PURE, "differentiable": is_derived})
+    set_present(optimizer, {**pure, "differentiable": is_derived})
     optimizer.state = defaultdict(dict)
     for p, row in zip(params, rows, strict=True):
         optimizer.state[p] = _copied(row.own)
         p.grad = None if row.grad is None else row.grad.clone()
-    numbers = _numbers(recipe, optimizer)
+    states = [(row.layout, optimizer.state[p]) for p, row in zip(params, rows, strict=True)]
+    numbers = [own[name] for layout, own in states for name in layout.numbers if name in own]
     with Stepping(numbers, recipe.is_torchs, replaced):
         unhooked(optimizer)()
     found = []
     for p, row in zip(params, rows, strict=True):
-        after = _kept(optimizer.state[p], row.state)
+        own = optimizer.state[p]
+        if row.grad is not None:
+            check_entries(recipe, row.layout, row.path, own)
+        after = _kept(own, row.state)
         found.append((p, after))
     return found
 
@@ -179,18 +187,6 @@ def _copied(state: State) -> State:
     for name, x in state.items():
         is_whole = x.dtype == torch.int64 and x.dim() == 0
         found[name] = x.double() if is_whole else x.clone()
-    return found
-
-
-def _numbers(recipe: Recipe, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The numbers in a state that torch's step reads by `.item()` outside of a graph."""
-    if not recipe.is_over_torchs:
-        return []
-    found = []
-    for own in optimizer.state.values():
-        for x in own.values():
-            if x.dim() == 0 and x.dtype == torch.float32:
-                found.append(x)
     return found
 
 

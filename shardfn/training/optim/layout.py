@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from ... import _compat
 from ...errors import CaptureError
 from .mode import Stepping
-from .recipe import PURE, Options, Recipe, set_present
+from .recipe import PURE, Options, Recipe, captured, set_present
 
 STARTED = "started"  # the entry of a state whose first step is unlike the others
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
@@ -57,10 +57,13 @@ class Layout:
         kinds: the type of each entry by name: a tensor, or a number that a 0-d tensor holds.
         is_late: whether the first step, which has no state yet, differs from a step with the
             first values. Then the state says whether there was one.
+        numbers: the entries of float32 that the step reads by `.item()` outside of a graph, such as
+            the count of steps.
     """
 
     kinds: dict[str, type]
     is_late: bool
+    numbers: frozenset[str]
 
     @property
     def names(self) -> list[str]:
@@ -75,23 +78,28 @@ def layout_of(recipe: Recipe, path: str, shape: Sequence[int], dtype: torch.dtyp
     Raises:
         CaptureError: the optimizer keeps something besides tensors and numbers, or elsewhere.
     """
-    with _compat.neutral(), _compat.values(), torch.random.fork_rng(devices=[]):
+    with (
+        _compat.neutral(),
+        _compat.values(),
+        _compat.not_reading(),
+        torch.random.fork_rng(devices=[]),
+    ):
         torch.default_generator.manual_seed(0)
         p = torch.randn(shape, dtype=torch.float64).to(dtype)
         g = torch.randn(shape, dtype=torch.float64).to(dtype)
         torch.default_generator.manual_seed(1)
-        fresh, state = _stepped(recipe, path, p, g, {})
+        fresh, state, _ = _stepped(recipe, path, p, g, {})
         torch.default_generator.manual_seed(1)
-        later, after = _stepped(recipe, path, p, g, state.first)
+        later, after, numbers = _stepped(recipe, path, p, g, state.first)
         kinds = {name: _kind(recipe, name, x) for name, x in state.items()}
         is_same = torch.equal(fresh, later) and _same(state, after)
-    return Layout(kinds, not is_same)
+    return Layout(kinds, not is_same, numbers)
 
 
 def _stepped(
     recipe: Recipe, path: str, p: torch.Tensor, g: torch.Tensor, state: State
-) -> tuple[torch.Tensor, First]:
-    """(the parameter after a step, its state)."""
+) -> tuple[torch.Tensor, First, frozenset[str]]:
+    """(the parameter after a step, its state, the numbers of the state that the step reads)."""
     p, g = p.clone(), g.clone()
     optimizer = recipe.over([path], [p])
     set_present(optimizer, {**PURE, "capturable": False})
@@ -99,9 +107,11 @@ def _stepped(
     own = _with_state(optimizer, p, first)
     p.grad = g
     before = _others(optimizer)
-    unhooked(optimizer)()
+    with _compat.ItemReads() as reads:
+        unhooked(optimizer)()
     _refuse_others(recipe, before, _others(optimizer))
-    return p, own
+    ids = {id(x) for x in reads.tensors if x.dtype == torch.float32 and not x.dim()}
+    return p, own, frozenset(name for name, x in own.items() if id(x) in ids)
 
 
 def first_state(
@@ -116,20 +126,15 @@ def first_state(
         x: the parameter.
         options: those that are given for the first step.
     """
-    p = x.detach().clone()
-    optimizer = recipe.over([path], [p])
-    replaced = recipe.set_options(optimizer, options)
-    own = _with_state(optimizer, p, _of_constructor(recipe, path, p))
-    p.grad = torch.zeros_like(p)
     if _compat.is_tracing():
-        set_present(optimizer, PURE)
-        with Stepping((), recipe.is_torchs, replaced):
-            unhooked(optimizer)()
+        p, own = captured(lambda pure: _first_in_graph(recipe, path, x, options, pure))
     else:
+        p, own, optimizer, _ = _started(recipe, path, x, options)
         if isinstance(p, DTensor):  # torch has not each fused step for them
             set_present(optimizer, {"fused": False})
         with torch.random.fork_rng(devices=[]):  # init draws nothing
             _run_until_known(optimizer, own, layout)
+    check_entries(recipe, layout, path, own.first)
     values: State = {}
     for name in layout.kinds:
         first = _as_tensor(own.first[name], p)
@@ -137,6 +142,31 @@ def first_state(
     if layout.is_late:
         values[STARTED] = torch.zeros((), dtype=torch.bool, device=p.device)
     return values
+
+
+def _started(
+    recipe: Recipe, path: str, x: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, First, torch.optim.Optimizer, dict[int, Any]]:
+    """(a copy of a parameter, its first state, an optimizer over it, the options that it replaces),
+    with a gradient of zeros.
+    """
+    p = x.detach().clone()
+    optimizer = recipe.over([path], [p])
+    replaced = recipe.set_options(optimizer, options)
+    own = _with_state(optimizer, p, _of_constructor(recipe, path, p))
+    p.grad = torch.zeros_like(p)
+    return p, own, optimizer, replaced
+
+
+def _first_in_graph(
+    recipe: Recipe, path: str, x: torch.Tensor, options: Options, pure: Options
+) -> tuple[torch.Tensor, First]:
+    """(a copy of a parameter, its state after a step in a graph)."""
+    p, own, optimizer, replaced = _started(recipe, path, x, options)
+    set_present(optimizer, pure)
+    with Stepping((), recipe.is_torchs, replaced):
+        unhooked(optimizer)()
+    return p, own
 
 
 def _run_until_known(optimizer: torch.optim.Optimizer, own: First, layout: Layout) -> None:
@@ -197,6 +227,24 @@ def _kind(recipe: Recipe, name: str, x: Any) -> type:
         fix=f"store state[{name!r}] as a tensor",
         arg_path=f"state[{name!r}]",
     )
+
+
+def check_entries(recipe: Recipe, layout: Layout, path: str, state: State) -> None:
+    """Check that the state of a parameter has the entries of its layout.
+
+    Raises:
+        CaptureError: the entries depend on the size of the parameter, or on the number of steps.
+    """
+    if state.keys() != layout.kinds.keys():
+        got, known = (", ".join(names) or "nothing" for names in (state, layout.kinds))
+        raise CaptureError.of(
+            recipe.name,
+            f"the state of {path!r} has {got}, but that of a small parameter after one step has "
+            f"{known}",
+            needed="a state whose entries depend neither on sizes nor on the number of steps",
+            fix="make all entries of self.state[p] in the first step",
+            arg_path=path,
+        )
 
 
 def _as_tensor(x: Any, p: torch.Tensor) -> torch.Tensor:

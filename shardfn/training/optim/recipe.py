@@ -37,12 +37,6 @@ class Recipe:
         """Whether torch wrote the step, and not a subclass of the user's."""
         return self.cls.step.__module__.startswith("torch.optim")
 
-    @property
-    def is_over_torchs(self) -> bool:
-        """Whether the class is one of torch's, or a subclass of one, which may call its step."""
-        others = [cls for cls in self.cls.__mro__ if cls is not torch.optim.Optimizer]
-        return any(cls.__module__.startswith("torch.optim") for cls in others)
-
     def check_patterns(self, paths: Sequence[str]) -> None:
         """Check that each pattern fits a parameter.
 
@@ -169,6 +163,16 @@ def _holds(x: Any, ids: set[int], depth: int = 3) -> bool:
 
 def _without_values(x: torch.Tensor) -> torch.Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def captured(run: Callable[[Options], Any]) -> Any:
+    """Run a step with the options of a graph. A step that asserts that a `capturable` optimizer is
+    on a GPU runs without this option.
+    """
+    try:
+        return run(PURE)
+    except AssertionError:
+        return run({**PURE, "capturable": False})
 
 
 def set_present(optimizer: torch.optim.Optimizer, options: Options) -> None:

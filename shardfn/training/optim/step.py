@@ -15,7 +15,7 @@ from ... import _compat
 from ...capture.modules.module_call import running
 from ...errors import CaptureError, TreeError, call_site
 from .graph import after_step
-from .layout import STARTED, Layout, State, first_state, layout_of
+from .layout import STARTED, Layout, State, check_entries, first_state, layout_of
 from .recipe import Options, Recipe
 from .rows import Row
 
@@ -128,7 +128,10 @@ class Step:
             raise
         after: States = {}
         for p, row in zip(new, rows, strict=True):
-            after[row.path] = _written(row, optimizer.state[p])
+            own = optimizer.state[p]
+            if row.grad is not None:
+                check_entries(self.recipe, row.layout, row.path, own)
+            after[row.path] = _written(row, own)
             p.grad = None
         return (*new, *_flat(state, after))
 

@@ -81,6 +81,32 @@ class Keeps(Own):
         self.inner.step()
 
 
+class OfSizes(Own):
+    """State whose entries depend on the size of a parameter."""
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.parameters():
+            self.state[p]["large" if p.numel() > 10 else "small"] = torch.zeros_like(p)
+
+
+class LaterMore(Own):
+    """State that grows after some steps."""
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.parameters():
+            count = self.state[p].get("count", 0)
+            self.state[p]["count"] = count + 1
+            if count == 2:
+                self.state[p]["slow"] = p.clone()
+
+
+def third_step() -> None:
+    opt = sf.optim(LaterMore)
+    state = opt.init(PARAMS)
+    for _ in range(3):
+        _, state = opt.update(PARAMS, GRADS, state)
+
+
 class KeepsALst(Own):
     def step(self, closure: Any = None) -> None:
         for p in self.parameters():
@@ -142,6 +168,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
         lambda: sf.optim(Keeps).init(PARAMS),
         sf.CaptureError,
         ("the optimizer stores parameters in self.own, self.inner", "self.param_groups"),
+    ),
+    "entries by size": (
+        lambda: sf.optim(OfSizes).init(PARAMS),
+        sf.CaptureError,
+        ("the state of 'in.w' has large, but that of a small parameter", "has small"),
+    ),
+    "entries of later steps": (
+        third_step,
+        sf.CaptureError,
+        ("the state of 'in.w' has count, slow, but that", "in the first step"),
     ),
     "a list": (
         lambda: sf.optim(KeepsALst).init(PARAMS),

@@ -237,6 +237,26 @@ class Lamb(Third):
         p.add_(update * ratio * -group["lr"])
 
 
+class Guarded(Third):
+    """One that needs a GPU for `capturable`, and reads its count of steps as a number outside of
+    compiled code.
+    """
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        O.Optimizer.__init__(self, params, {"lr": lr, "capturable": False})
+
+    def one(self, p: Tensor, group: dict[str, Any]) -> None:
+        assert not group["capturable"] or p.is_cuda
+        state = self.state[p]
+        if not state:
+            state["step"], state["mean"] = torch.tensor(0.0), torch.zeros_like(p)
+        state["step"] += 1
+        state["mean"].lerp_(p.grad.square(), 1 - 0.999)
+        step = state["step"] if torch.compiler.is_compiling() else state["step"].item()
+        scale = (1 - 0.999**step) ** 0.5
+        p.addcdiv_(p.grad * scale, state["mean"].sqrt(), value=-group["lr"])
+
+
 class Centered(O.AdamW):
     """A subclass of one of torch's, which calls its step."""
 
@@ -249,7 +269,7 @@ class Centered(O.AdamW):
         super().step(closure)
 
 
-@pytest.mark.parametrize("cls", [Third, Late, Lion, Lamb, Centered])
+@pytest.mark.parametrize("cls", [Third, Late, Lion, Lamb, Guarded, Centered])
 def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
     params, opt = table.tree(0), sf.optim(cls, lr=LR)
     grads = copy.deepcopy(GRADS)
@@ -266,6 +286,16 @@ def test_an_optimizer_of_anybodys_whose_step_is_one_graph(cls: Any) -> None:
         given = sf.distribute(params, mesh, by_rows)
         placed, _ = ran(sf.shard(step, mesh), given, opt.init(given), grads)
         assert table.largest(sf.full(placed), wanted) < 1e-12
+
+
+def test_an_optimizer_that_needs_a_gpu_for_an_option_needs_none_to_be_captured() -> None:
+    params, opt = table.tree(0), sf.optim(Guarded, lr=LR)
+    state = sf.jit(opt.init, backend="aten")(params)
+    assert all(map(torch.equal, table.flat(state), table.flat(opt.init(params))))
+    assert opt.state_placements(P("a"), {"w": params["in"]["w"]})["w"]["mean"] == P("a")
+    new, state = sf.jit(sf.optim(Guarded, lr=LR).update, backend="aten")(params, GRADS[0], state)
+    wanted, _ = table.torchs(Guarded, {}, params, GRADS[:1])
+    assert table.largest(new, wanted) < 1e-12
 
 
 def test_init_is_captured_too() -> None:
