@@ -276,6 +276,8 @@ CAUSES = (
     ),
 )
 
+# of fake tensors only: torch takes a mask of this dtype
+MASK_OF_BYTES = "used as indices must be long, int, byte or bool", "to be bool, got torch.uint8"
 
 # torch's texts of a vmap, for calls that are right on one sample
 OF_SAMPLES = (
@@ -358,6 +360,9 @@ def _of_unknown_cause(error: BaseException, text: str) -> tuple[str, str]:
     """The problem and the suggestion where no table has the cause of an error."""
     if match := re.search(r"derivative for aten::(\w+) is not implemented", text):
         return f"the function differentiates {match[1]}, of which torch has no derivative", DETACHED
+    if any(sign in text for sign in MASK_OF_BYTES):
+        got = "the function uses a uint8 tensor as a mask, which torch deprecates"
+        return got, "mask.bool() in place of the mask"
     if "BatchedTensor(" in text:
         for sign, got, fix in OF_SAMPLES:
             if sign in text.replace("\\'", "'"):  # torch 2.15 quotes the error

@@ -268,3 +268,14 @@ def test_what_torchs_own_code_reads_is_refused_by_its_file(file: str) -> None:
             with pytest.raises(sf.CaptureError) as caught:
                 sf.jit(pure, backend="aten")(params, buffers, X)
             assert problem in str(caught.value) and caught.value.fix == fix
+
+
+@pytest.mark.parametrize("read", [lambda x, m: x[m], lambda x, m: torch.where(m, x, 0)])
+def test_a_mask_of_uint8_is_refused_by_its_dtype(read: Any) -> None:
+    mask = torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.uint8)
+    of_sum = lambda x, m: read(x, m).sum()
+    for call in (sf.jit(read, backend="aten"), sf.grad(of_sum)):
+        with pytest.raises(sf.CaptureError, match=r"uint8 tensor as a mask[\s\S]*mask\.bool\(\)"):
+            call(X, mask)
+    with pytest.raises(IndexError, match="must be long, int, byte or bool"):  # torch's own
+        sf.jit(lambda x: x[x], backend="aten")(X)
