@@ -117,13 +117,14 @@ READING = (  # a captured function, by Dynamo
     ),
     Patch(
         what="Python functions that Dynamo cannot read",
-        why="Dynamo cannot trace some Python functions, and torch's substitute_in_graph cannot be "
-        "undone",
+        why="Dynamo cannot trace some Python functions and methods of texts, and torch's "
+        "substitute_in_graph cannot be undone",
         lost="without shardfn's patch, a capture fails on inspect.signature, on optree's functions "
         "and on similar functions",
         calls={
             "torch._dynamo.trace_rules:is_polyfilled_callable": reading.is_substituted,
             VARIABLES + "PolyfilledFunctionVariable._get_polyfill_handlers": reading.substitutes,
+            VARIABLES + "GetAttrVariable.call_method": reading.text_called,
         },
         takes="substitutes",
     ),

@@ -508,6 +508,18 @@ def substitutes(table: dict[Any, Any], known: Callable[[], dict[Any, Any]]) -> d
     return {**known(), **{fn: _handler(ours) for fn, ours in table.items()}}
 
 
+def text_called(_: Any, call: Any, owner: Any, tx: Any, name: str, *given: Any) -> Any:
+    """Patch the call of a method of an attribute, such as `nn.Parameter.__module__.startswith`:
+    of a class of torch, Dynamo knows the values of texts, but not their methods.
+    """
+    from torch._dynamo.variables import ConstantVariable
+
+    text = owner.as_python_constant() if owner.is_python_constant() else None
+    if isinstance(text, str):
+        return ConstantVariable.create(text).call_method(tx, name, *given)
+    return call(owner, tx, name, *given)
+
+
 @functools.cache
 def _handler(ours: Callable[..., Any]) -> Any:
     """Wrap a substitute in the form that Dynamo expects."""

@@ -406,3 +406,17 @@ def test_the_default_device_is_a_constant_of_each_program() -> None:
         with torch.device("meta"):
             torch.testing.assert_close(run(X), 3 * X)
     torch.testing.assert_close(sf.jit(made, backend="aten")(X), X + 1)
+
+
+def test_methods_of_the_names_of_a_parameters_class_are_those_of_text() -> None:
+    w = torch.nn.Parameter(WEIGHTS)
+    tests: list[Callable[[Any], bool]] = [
+        lambda w: type(w).__module__.startswith("torch"),
+        lambda w: w.__class__.__module__.split(".")[1] == "nn",
+        lambda w: type(w).__name__.lower() == "parameter",
+        lambda w: not getattr(type(w), "__qualname__").endswith("Tensor"),  # noqa: B009
+    ]
+    for test in tests:
+        read = lambda x, test=test: x * w if test(w) else x
+        torch.testing.assert_close(sf.jit(read, backend="aten")(X), X * w)
+        torch.testing.assert_close(sf.grad(lambda x, read=read: read(x).sum())(X), w.expand(5, 7))
