@@ -251,15 +251,22 @@ def jvp(
     tangents: tuple[Any, ...],
     has_aux: bool = False,
 ) -> Any:
-    """Call torch.func.jvp on a function that returns tuples. Works where an fx graph has opened
-    forward mode too.
+    """Call torch.func.jvp on a function that returns tuples, which may be empty. Works where an fx
+    graph has opened forward mode too.
     """
+
+    def filled(*xs: Any) -> Any:
+        out = fn(*xs)
+        values, *aux = out if has_aux else (out,)
+        return ((*values, xs[0]), *aux) if has_aux else (*values, xs[0])
+
     close = open_dual()
     is_counted = close is not already_open
     if is_counted:
         close()
     with contextlib.nullcontext() if is_counted else patched("dual level"):
-        return _tangents_in_dtype(*torch.func.jvp(fn, primals, tangents, has_aux=has_aux))
+        values, dots, *aux = torch.func.jvp(filled, primals, tangents, has_aux=has_aux)
+    return _tangents_in_dtype(values[:-1], dots[:-1], *aux)
 
 
 def _tangents_in_dtype(values: Any, tangents: Any, *aux: Any) -> Any:

@@ -224,6 +224,45 @@ def test_carries_and_rows_are_trees_and_integers_may_be_among_them() -> None:
     close(sf.jvp(loss, (Q,), (Q,)), torch.func.jvp(plain, (Q,), (Q,)))
 
 
+def number() -> Tensor:
+    return torch.tensor(0)
+
+
+# loops whose results are integers: of an argument, and of constants alone
+INTEGERS: dict[str, Callable[[Tensor], Any]] = {
+    "carries": lambda x: sf.scan(lambda c, r: (c + (r > 0).sum(), None), number(), x)[0],
+    "rows": lambda x: sf.map(lambda r: (r > 0).long(), x),
+    "branches": lambda x: sf.cond(x.sum() > 0, lambda x: (x > 0).sum(), lambda x: (x < 0).sum(), x),
+    "steps": lambda x: sf.while_loop(lambda c: c < x.abs().sum(), lambda c: c + 1, number()),
+    "scan of constants": lambda x: sf.scan(lambda c, _: (c + 1, c), number(), None, length=3)[0],
+    "floats of constants": lambda x: sf.scan(
+        lambda c, _: (c + 1.5, c), torch.tensor(0.0), None, length=3
+    )[0],
+    "while of constants": lambda x: sf.while_loop(lambda c: c < 3, lambda c: c + 1, number()),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_loops_of_integers_under_every_transform(name: str) -> None:
+    loop = INTEGERS[name]
+    count = loop(Q)
+    fn = lambda x: x**2 * loop(x)
+    tangent = torch.ones_like(Q)
+    (value, of_value), (alone, of_alone) = (sf.jvp(f, (Q,), (tangent,)) for f in (fn, loop))
+    assert_close((value, of_value), (Q**2 * count, 2 * Q * count))
+    assert_close((alone, of_alone), (count, torch.zeros_like(count)))
+    slope = 2 * Q * count
+    assert_close(sf.grad(lambda x: fn(x).sum())(Q), slope)
+    assert_close(sf.jacfwd(lambda x: fn(x).sum())(Q), slope)
+    wanted = torch.diag((2 * torch.ones_like(Q) * count).flatten())
+    assert_close(sf.hessian(lambda x: fn(x).sum())(Q).reshape(15, 15), wanted)
+    assert_close(sf.vmap(fn)(Q.expand(2, 5, 3)), value.expand(2, 5, 3))
+    with sf.fake_world(2):
+        push = lambda x, t: sf.jvp(fn, (x,), (t,))
+        by_rows = sf.shard(push, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")
+        assert_close(sf.full(by_rows(Q, tangent)), (value, of_value))
+
+
 def test_a_scan_of_no_rows_returns_what_it_was_given() -> None:
     carry, ys = sf.scan(lambda c, x: (c + x.sum(), c @ c), W, torch.zeros(0, 3, dtype=F64))
     close(carry, W)
