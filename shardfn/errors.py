@@ -22,6 +22,7 @@ SHOWN_RANKS = 16
 _CELL = re.compile(r"ipython-input-(\d+)-")  # in the name that IPython gives a cell's code
 _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_PYTHON = os.path.dirname(os.__file__) + os.sep
 _LIBRARIES = (
     "/optree/",
     "/shardfn/kernels/",
@@ -415,6 +416,12 @@ def is_ours(file: str) -> bool:
     return library or is_inside(file)
 
 
+@functools.lru_cache(maxsize=4096)
+def is_users(file: str) -> bool:
+    """Return whether a file belongs to the user: neither to a library nor to Python itself."""
+    return not is_ours(file) and ("-packages" in file or not file.startswith(_PYTHON))
+
+
 def is_inside(file: str) -> bool:
     """Return whether a file belongs to shardfn itself."""
     return file.startswith(_HERE)
@@ -424,7 +431,7 @@ def warn(text: str) -> None:
     """Warn at the line of user code that called into shardfn."""
     frame: types.FrameType | None = sys._getframe(1)
     level = 2
-    while frame is not None and is_ours(frame.f_code.co_filename):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 
@@ -432,7 +439,7 @@ def warn(text: str) -> None:
 def user_frame() -> types.FrameType | None:
     """Return the innermost frame of user code that called into shardfn."""
     frame = sys._getframe(1)
-    while frame is not None and is_ours(frame.f_code.co_filename):
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 

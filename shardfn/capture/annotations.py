@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import _compat
-from ..errors import is_ours, source_at
+from ..errors import is_users, source_at
 from ..ops.nodes import origin_of
 from ..source_text import NOWHERE, Origin
 from .checkpoint import policies
@@ -229,7 +229,7 @@ def _forward_op(
 
 def line_of(stack: str | None) -> str | None:
     """The innermost line of user code in a stack trace."""
-    frames = [(file, line) for file, line in _FRAME.findall(stack or "") if not is_ours(file)]
+    frames = [(file, line) for file, line in _FRAME.findall(stack or "") if is_users(file)]
     return source_at(*frames[-1]) if frames else None
 
 

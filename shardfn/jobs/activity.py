@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 
-from ..errors import is_inside, is_ours, source_at
+from ..errors import is_inside, is_users, source_at
 from ..ops.pipeline import doing
 
 # folders of shardfn, and what runs there
@@ -62,7 +62,7 @@ def _line(frame: FrameType) -> int | None:
 
 def _of_call(frames: list[FrameType]) -> bool:
     return any(is_inside(x.f_code.co_filename) for x in frames) and any(
-        not is_ours(x.f_code.co_filename) for x in frames
+        is_users(x.f_code.co_filename) for x in frames
     )
 
 
@@ -84,7 +84,7 @@ def _users(frames: list[FrameType]) -> str | None:
     """The user's line: the innermost one outside of shardfn's own frames."""
     first = next((k for k, x in enumerate(frames) if is_inside(x.f_code.co_filename)), 0)
     for frame in frames[first:]:
-        if not is_ours(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             return source_at(frame.f_code.co_filename, _line(frame) or frame.f_code.co_firstlineno)
     return None
 

@@ -13,9 +13,8 @@ import attrs
 import torch
 
 from ... import _compat
-from ...errors import CaptureError, ShardError, call_site
+from ...errors import CaptureError, ShardError, call_site, is_ours
 from ...random.ambient import PLACEHOLDER_STATE
-from .. import annotations as sources
 
 # limits of the search for a name: depth, and number of objects
 DEEP = 8
@@ -348,11 +347,11 @@ def _of_function(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     defaults = fn.__defaults__ or ()
     yield from zip(code.co_varnames[: code.co_argcount][-len(defaults) :], defaults, strict=False)
     yield from (fn.__kwdefaults__ or {}).items()
-    if sources.is_ours(code.co_filename):
+    if is_ours(code.co_filename):
         return
     for variable in _names_in_code(code):
         value = fn.__globals__.get(variable)
-        if isinstance(value, types.ModuleType) and not sources.is_ours(
+        if isinstance(value, types.ModuleType) and not is_ours(
             getattr(value, "__file__", None) or "<frozen"
         ):
             known = ((other, getattr(value, other, None)) for other in _names_in_code(code))

@@ -54,6 +54,8 @@ class EagerMode(TorchFunctionMode):
         is_users = not is_ours(frame.f_code.co_filename)  # a derivative of ours calls it too
         if func is torch.Tensor.requires_grad_ and is_users and _compat.inside_transform():
             raise OnlyFake  # torch.func refuses it, where a capture does not
+        if func is torch.Tensor.__deepcopy__:
+            raise OnlyFake
         out = failed = None
         try:
             with _compat.requires_grad_allowed():

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...errors import CaptureError, call_site, is_ours, source_at
+from ...errors import CaptureError, call_site, is_ours, is_users, source_at
 from . import data_dependent, rank_numbers, tensor_subclasses
 from .custom_ops import cause_of_custom_op
 from .display_libraries import cause_in_display, is_of_display
@@ -109,6 +109,11 @@ CAUSES = (
         "a module with stated sizes: nn.Linear(5, 3) in place of nn.LazyLinear(3)",
     ),
     ("to be on the same device", DEVICES, ONE_DEVICE),
+    (
+        "Attempted to copy.deepcopy a tensor",
+        "the function calls copy.deepcopy on a tensor, or on an object with tensors",
+        "x.clone() of a tensor; a deep copy of a module or of an object before the call",
+    ),
     ("'dst' must be an array", *WRITTEN_ARRAY),  # np.copyto
     ("'a' must be an array", *WRITTEN_ARRAY),  # np.put
     (
@@ -321,7 +326,7 @@ def module_error_of(error: BaseException, name: str) -> CaptureError | None:
     frames = [
         source_at(f.filename, f.lineno)
         for f in traceback.extract_tb(error.__traceback__)
-        if not is_ours(f.filename)
+        if is_users(f.filename)
     ]
     source = frames[-1] if frames else None
     known = (
@@ -473,7 +478,7 @@ def line_of(error: BaseException) -> str | None:
     if not frames:
         frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
     outside = itertools.takewhile(lambda frame: not is_of_display(frame[0]), frames)
-    mine = [source_at(file, line) for file, line in outside if not is_ours(file)]
+    mine = [source_at(file, line) for file, line in outside if is_users(file)]
     return mine[-1] if mine else None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -279,3 +281,22 @@ def test_a_mask_of_uint8_is_refused_by_its_dtype(read: Any) -> None:
             call(X, mask)
     with pytest.raises(IndexError, match="must be long, int, byte or bool"):  # torch's own
         sf.jit(lambda x: x[x], backend="aten")(X)
+
+
+TABLE = {"w": [torch.ones(6, dtype=torch.float64)]}
+
+
+def copied(x: Any) -> Any:
+    return copy.deepcopy(TABLE)["w"][0] * x  # the line of the error
+
+
+def written(x: Any) -> Any:
+    return x * len(json.dumps([float(x.sum())]))  # the line of the error
+
+
+@pytest.mark.parametrize("fn", [copied, written])
+def test_an_error_in_a_module_of_python_has_the_users_line(fn: Any) -> None:
+    line = fn.__code__.co_firstlineno + 1
+    with pytest.raises(sf.CaptureError) as caught:
+        sf.jit(fn, backend="aten")(X)
+    assert f"at: {__file__}:{line}" in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -168,6 +169,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         lambda: nn.LazyLinear(2), sf.make_mesh((2,), ("a",)), P(), sf.random.key(0)
     ),
     "accessing `data` under vmap": jit(sf.vmap(lambda x: OfData.apply(x))),
+    "Attempted to copy.deepcopy a tensor": jit(lambda x: copy.deepcopy(x)),
     "'dst' must be an array": jit(lambda x: np.copyto(ARRAY, ARRAY) or x),
     "'a' must be an array": jit(lambda x: np.put(ARRAY, [0], [1.0]) or x),
     "to be on the same device": jit(lambda x: x + torch.ones(6, device="meta")),
