@@ -5,6 +5,7 @@ functions that Dynamo cannot trace.
 import contextlib
 import contextvars
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 
+from .dynamo.reading import is_reading
 from .tracing import is_transformed, is_wrapped, read_by_dynamo, unwrapped
 
 __all__ = [
@@ -44,13 +46,26 @@ def in_body() -> Iterator[None]:
 
 def differentiable_flex(call: Callable[..., Any], op: Any, *args: Any, **kw: Any) -> Any:
     """Patch the flex attention op: compute it by its formula, score by score, under torch.func
-    and in loop bodies, which do not take the op.
+    and in loop bodies, which do not take the op; and in a module that Dynamo does not trace, if a
+    function of the scores closes over tensors, of which the op would make constants.
     """
-    if not (is_transformed() or _IN_BODY.get()):
+    is_apart = is_reading() and not all(map(_is_alone, (args[3], args[4][-1])))
+    if not (is_transformed() or _IN_BODY.get() or is_apart):
         return _in_working_precision(*call(op, *args, **kw))
     from torch._higher_order_ops.flex_attention import math_attention
 
     return math_attention(*args, **kw)
+
+
+def _is_alone(x: Any) -> bool:
+    """Check that a function closes over numbers and such functions only."""
+    if isinstance(x, (list, tuple)):
+        return all(map(_is_alone, x))
+    if not isinstance(x, types.FunctionType):
+        return x is None or isinstance(x, (int, float, str))
+    names = (x.__globals__.get(name) for name in x.__code__.co_names)
+    cells = [cell.cell_contents for cell in x.__closure__ or ()]
+    return all(map(_is_alone, cells)) and not any(isinstance(y, torch.Tensor) for y in names)
 
 
 def _in_working_precision(out: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -102,9 +102,17 @@ def dtensor_made(
 
 @contextlib.contextmanager
 def nested_traces_allowed() -> Iterator[None]:
-    """Allow torch.compile inside a module that this thread traces."""
-    with caches.settings(torch._dynamo.config, error_on_nested_fx_trace=False):
-        yield
+    """Allow torch.compile inside a module that this thread traces. To torch it is nested in another
+    one, which does not have to compile anything if it is of a full graph.
+    """
+    from torch._C._dynamo.eval_frame import set_fullgraph_compiled_frame_count
+
+    count = set_fullgraph_compiled_frame_count(0)
+    try:
+        with caches.settings(torch._dynamo.config, error_on_nested_fx_trace=False):
+            yield
+    finally:
+        set_fullgraph_compiled_frame_count(count)
 
 
 def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:

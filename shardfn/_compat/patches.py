@@ -559,6 +559,7 @@ MODULE = (  # while a module runs that Dynamo does not trace
             "torch.backends.mha:get_fastpath_enabled": lambda enabled: False,
             "torch.compiler:is_compiling": lambda asked: True,
             "torch._dynamo.eval_frame:_callback_from_stance": lambda chosen, callback: None,
+            "torch.nn.attention.flex_attention:_validate_device": lambda check, *given: None,
         },
         enter=modules.nested_traces_allowed,
         places=("torch._dynamo.config:error_on_nested_fx_trace",),

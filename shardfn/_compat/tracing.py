@@ -232,6 +232,11 @@ def neutral() -> Iterator[None]:
         yield
 
 
+def is_faking() -> bool:
+    """Check whether a fake mode takes the next op. It does not while it runs one."""
+    return torch._guards.active_fake_mode() is not None
+
+
 def inside_transform() -> bool:
     """Check whether any torch.func transform is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None

@@ -147,3 +147,65 @@ def test_s9_6_in_a_loop_and_in_a_branch() -> None:
         for spec in (P("dp"), P(None, "dp")):
             out = sf.shard(sf.grad(looped), mesh, spec, backend="aten")(Q)
             assert_close(sf.full(out), wanted)
+
+
+class Block(torch.nn.Module):
+    """Attention whose scores have a parameter, a buffer and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = torch.nn.Linear(5, 5, dtype=torch.float64)
+        self.slope = torch.nn.Parameter(SLOPE + 1)
+        self.register_buffer("scale", SLOPE)
+
+    def forward(self, q: Any, k: Any, v: Any) -> Any:
+        slope, scale = self.slope, self.scale
+
+        def score(x: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return x + slope[h] * scale[h] * (i - j)
+
+        return flex_attention(self.proj(q), k, v, score_mod=score, block_mask=BLOCKS).sin()
+
+
+class Written(Block):
+    def forward(self, q: Any, k: Any, v: Any) -> Any:
+        return written(self.proj(q), k, v, sloped(self.slope * self.scale), CAUSAL).sin()
+
+
+def in_modules() -> list[Any]:
+    """The losses of both modules, as functions of the same parameters; and these."""
+    ours, theirs = Block(), Written()
+    theirs.load_state_dict(ours.state_dict())
+    losses = []
+    for module in (ours, theirs):
+        pure, params, buffers = sf.functionalize(module)
+        losses.append(lambda p, *x, f=pure, b=buffers: f(p, b, *x)[0].sum())
+    return [*losses, params]
+
+
+AROUND: dict[str, Callable[..., Any]] = {
+    "jit": lambda f: sf.jit(f, backend="aten"),
+    "grad": lambda f: sf.grad(f, argnums=(0, 1, 2, 3)),
+    "second": lambda f: sf.grad(lambda p, *x: sf.grad(f)(p, *x)["slope"].sum()),
+    "jvp": lambda f: lambda p, q, k, v: sf.jvp(lambda q: f(p, q, k, v), (q,), (q,)),
+    "vmap": lambda f: (
+        lambda p, q, k, v: sf.vmap(sf.grad(f), in_axes=(None, 0, None, None))(
+            p, torch.stack([q, 2 * q]), k, v
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_in_a_functionalized_module(name: str) -> None:
+    ours, theirs, params = in_modules()
+    around = AROUND[name]
+    assert_close(around(ours)(params, Q, K, V), around(theirs)(params, Q, K, V))
+
+
+def test_in_a_functionalized_module_of_a_shard() -> None:
+    ours, theirs, params = in_modules()
+    with simulated(a=2) as mesh:
+        placed = (P(), *[P("a")] * 3)
+        sharded = sf.shard(sf.grad(ours), mesh, placed, backend="aten")
+        assert_close(sf.full(sharded(params, Q, K, V)), sf.grad(theirs)(params, Q, K, V))

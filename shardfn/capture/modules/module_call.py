@@ -321,7 +321,7 @@ class ModuleTracing(TorchFunctionMode):
         """A fake tensor in place of a tensor with values."""
         if not isinstance(x, torch.Tensor) or _compat.is_fake(x):
             return x
-        if sparse_borders.is_supported(x):
+        if sparse_borders.is_supported(x) or not _compat.is_faking():  # inside of an op
             return x
         if id(x) not in self.fakes:
             assert self.mode is not None

@@ -492,3 +492,22 @@ def test_data_is_a_constant_of_every_derivative() -> None:
     out, changed = sf.jit(fn, backend="aten")(params, buffers, X)
     close(out, module(X).detach())
     close(changed["mean"], module.mean)
+
+
+def test_a_compiled_full_graph_inside_a_module_is_part_of_the_capture() -> None:
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2, dtype=F64)
+            self.act = torch.compile(torch.sin, fullgraph=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(self.inner(x))
+
+    module = Compiled()
+    loss, params = loss_of(module)
+    slopes = sf.jit(sf.grad(loss), backend="aten")(params, X)
+    module.inner(X).sin().sum().backward()
+    close(slopes["inner.weight"], module.inner.weight.grad)
+    count = torch._C._dynamo.eval_frame.set_fullgraph_compiled_frame_count(-1)
+    assert count < 0  # torch's count is as it was
