@@ -196,3 +196,26 @@ def test_the_gradient_of_a_scattered_product_is_the_product_of_the_others() -> N
     x = torch.tensor([math.inf, 3.0], dtype=F64)
     wanted = torch.tensor([3.0, math.inf], dtype=F64)
     assert_close(sf.jit(sf.grad(loss), backend="aten")(x), wanted)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, i: x.index_select(0, i),
+        lambda x, i: x.index_add(1, i, x[:, :1].sin(), alpha=2),
+        lambda x, i: (x * 1).index_add_(0, i, x[:1].sin()),
+    ],
+    ids=["index_select", "index_add", "index_add_"],
+)
+def test_an_index_without_dims_has_gradients(fn: Any) -> None:
+    loss = lambda x, i: fn(x, i).square().sum()
+    i = torch.tensor(2)
+    leaf = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(loss(leaf, i), leaf)
+    for backend in ("aten", "inductor"):
+        assert_close(sf.jit(sf.grad(loss), backend=backend)(X, i), slope)
+    assert_close(sf.grad(lambda x: loss(x, torch.tensor(2)))(X), slope)
+    for spec in (P("a"), P(None, "a")):
+        with simulated(a=2) as mesh:
+            sharded = sf.shard(sf.grad(loss), mesh, (spec, P()), backend="aten")
+            assert_close(sf.full(sharded(X, i)), slope)

@@ -211,6 +211,21 @@ def _scatter_reduce(
     return torch.where(counts == 0, x, total)
 
 
+def _added_at_number(op: Any) -> Callable[..., torch.Tensor]:
+    """index_add at an index of 0 dims, as that of an index of one element: the decomposition of
+    torch 2.13 fails on it.
+    """
+
+    def decomposed(
+        x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
+    ) -> torch.Tensor:
+        if index.dim() or not x.dim() or not source.dim():
+            return NotImplemented
+        return op(x, dim, index.reshape(1), source, alpha=alpha)
+
+    return decomposed
+
+
 def _multi_margin_loss(
     x: torch.Tensor,
     target: torch.Tensor,
@@ -276,6 +291,8 @@ OWN: dict[Any, Callable[..., Any]] = {
 
 # before torch's, which they leave the rest to
 FIRST = {
+    aten.index_add.default: _added_at_number(aten.index_add.default),
+    aten.index_add_.default: _added_at_number(aten.index_add_.default),
     aten.linspace.default: _linspace,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.multi_margin_loss.default: _multi_margin_loss,
