@@ -297,7 +297,8 @@ class ModuleTracing(TorchFunctionMode):
             return _substitute_of(func)(*args, **kwargs)
         except (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE) as error:
             raise self.refused(
-                data_dependent.cause_in_function(name)
+                data_dependent.cause_in_file(sys._getframe(1).f_code.co_filename)
+                or data_dependent.cause_in_function(name)
                 or data_dependent.cause_of_error(error, str(error)),
                 line,
             ) from error

@@ -27,6 +27,12 @@ DRAWN = "draw the sample outside of the function, and pass it as an argument"
 FILES = {
     "torch/nn/utils/rnn.py": PACKED,
     "nn/modules/rnn.py": PACKED,
+    "nn/modules/adaptive.py": (
+        "AdaptiveLogSoftmaxWithLoss selects the rows of each cluster of classes, whose number "
+        "depends on values",
+        "module.log_prob(x).gather(1, target[:, None]).squeeze(1), whose negative mean is the "
+        "loss; module.log_prob(x).argmax(1) in place of module.predict(x)",
+    ),
     "torch/distributions/von_mises.py": (
         "the number of draws of VonMises depends on values: it draws again until enough are "
         "accepted",

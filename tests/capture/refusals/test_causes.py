@@ -195,6 +195,18 @@ class Packs(torch.nn.Module):
 PACK = rnn.pack_padded_sequence(X[:, None, None], [6])
 RECURRENT = torch.nn.GRU(1, 2, dtype=X.dtype)
 # each file of torch whose code reads a value -> programs
+CLUSTERS = torch.nn.AdaptiveLogSoftmaxWithLoss(6, 8, [2, 5], dtype=torch.float64)
+
+
+class Clusters(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = CLUSTERS
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x[None], x[:1].long()).loss
+
+
 OF_FILES: dict[str, list[Callable[[Any], Any]]] = {
     "torch/nn/utils/rnn.py": [
         lambda x: rnn.pad_packed_sequence(PACK)[0] + x[0],
@@ -202,6 +214,11 @@ OF_FILES: dict[str, list[Callable[[Any], Any]]] = {
         Packs(),
     ],
     "nn/modules/rnn.py": [lambda x: RECURRENT(PACK)[0].data * x[0]],
+    "nn/modules/adaptive.py": [
+        Clusters(),
+        lambda x: CLUSTERS.predict(x[None]),
+        sf.grad(lambda x: CLUSTERS(x[None], x[:1].long()).loss),
+    ],
     "torch/distributions/von_mises.py": [lambda x: D.VonMises(x, x + 1).sample()],
     "torch/distributions/wishart.py": [
         lambda x: D.Wishart(x[:1].sum() + 5, torch.eye(3, dtype=x.dtype)).sample()
@@ -300,3 +317,16 @@ def test_an_error_in_a_module_of_python_has_the_users_line(fn: Any) -> None:
     with pytest.raises(sf.CaptureError) as caught:
         sf.jit(fn, backend="aten")(X)
     assert f"at: {__file__}:{line}" in str(caught.value)
+
+
+def test_clusters_of_classes_as_the_cause_says_are_torchs() -> None:
+    x, target = torch.randn(5, 6, dtype=torch.float64), torch.tensor([0, 3, 2, 7, 1])
+
+    def loss(x: Any) -> Any:
+        return -CLUSTERS.log_prob(x).gather(1, target[:, None]).squeeze(1).mean()
+
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(CLUSTERS(leaf, target).loss, leaf)
+    torch.testing.assert_close(sf.grad(loss)(x), slope)
+    best = sf.jit(lambda x: CLUSTERS.log_prob(x).argmax(1), backend="aten")(x)
+    torch.testing.assert_close(best, CLUSTERS.predict(x))
