@@ -385,3 +385,17 @@ def test_a_sum_of_bools_with_a_factor_is_bool(factor: Any) -> None:
     assert_close(sf.jit(summed, backend="inductor")(a, b), summed(a, b))
     wide = lambda a, b: torch.add(a, b.repeat(10, 1), alpha=factor) | b
     assert_close(sf.jit(wide, backend="inductor")(a, b), wide(a, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_gradients_of_ops_with_complex_numbers_are_compiled(dtype: torch.dtype) -> None:
+    x = torch.randn(5, dtype=dtype, generator=torch.Generator().manual_seed(2))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = x / (2 + 1j) + (1 - 2j) / x + x * 3j + torch.addcdiv(x, x, x + 1, value=2j)
+        return (y + x ** (1 + 1j)).real.sum()
+
+    wanted = torch.func.grad(loss)(x)
+    for backend in ("aten", "inductor"):
+        assert_close(sf.jit(sf.grad(loss), backend=backend)(x), wanted)
+    assert_close(sf.vmap(sf.grad(loss))(x[None])[0], wanted)

@@ -226,6 +226,13 @@ def _added_at_number(op: Any) -> Callable[..., torch.Tensor]:
     return decomposed
 
 
+def _conj(x: Any) -> torch.Tensor:
+    """The conjugate of a number, as in the gradient of x / 2j: Inductor takes that of a tensor."""
+    if isinstance(x, torch.Tensor):
+        return NotImplemented
+    return torch.full((), x.conjugate(), dtype=torch.complex128)
+
+
 def _multi_margin_loss(
     x: torch.Tensor,
     target: torch.Tensor,
@@ -291,6 +298,7 @@ OWN: dict[Any, Callable[..., Any]] = {
 
 # before torch's, which they leave the rest to
 FIRST = {
+    aten._conj.default: _conj,
     aten.index_add.default: _added_at_number(aten.index_add.default),
     aten.index_add_.default: _added_at_number(aten.index_add_.default),
     aten.linspace.default: _linspace,
