@@ -416,7 +416,6 @@ def is_ours(file: str) -> bool:
     return library or is_inside(file)
 
 
-@functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Return whether a file belongs to the user: neither to a library nor to Python itself."""
     return not is_ours(file) and ("-packages" in file or not file.startswith(_PYTHON))
