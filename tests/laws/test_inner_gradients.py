@@ -178,3 +178,27 @@ def test_what_torch_refuses_is_refused() -> None:
         sf.jit(lambda x: taken((x.detach() ** 2).sum(), x.requires_grad_()), backend="aten")(X)
     with pytest.raises(sf.CaptureError, match="is_grads_batched"):
         sf.jit(lambda x: taken(x.sum(), x, is_grads_batched=True), backend="aten")(X)
+
+
+CLOSED_OVER = torch.ones(2, dtype=torch.float64)
+
+
+def _by_method(x: torch.Tensor) -> torch.Tensor:
+    CLOSED_OVER.requires_grad_()
+    return x * CLOSED_OVER.detach()
+
+
+def _by_attribute(x: torch.Tensor) -> torch.Tensor:
+    CLOSED_OVER.requires_grad = True
+    return x * CLOSED_OVER.detach()
+
+
+def _in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    return sf.scan(lambda c, _: (_by_method(c), None), x, None, length=2)[0]
+
+
+@pytest.mark.parametrize("fn", [_by_method, _by_attribute, _in_a_loop])
+def test_a_closed_over_tensor_does_not_begin_to_require_grad(fn: Any) -> None:
+    with pytest.raises(sf.CaptureError, match="the function changes requires_grad of"):
+        sf.jit(fn, backend="aten")(torch.ones(2, dtype=torch.float64))
+    assert not CLOSED_OVER.requires_grad

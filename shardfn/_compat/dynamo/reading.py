@@ -312,9 +312,19 @@ def grad_required(
     if name != "requires_grad_" or is_allowed:
         return call(tensor, tx, name, args, kwargs)
     given = [*args, *kwargs.values()]
-    if not all(value.as_python_constant() for value in given):
+    if not all(value.as_python_constant() for value in given) or _changes_outside(tensor):
         return call(tensor, tx, name, args, kwargs)
     return _begun(tensor, tx)
+
+
+def _changes_outside(tensor: Any) -> bool:
+    """Check whether a tensor that is to require grad is closed over, and does not do so yet."""
+    source = tensor.source
+    while getattr(source, "base", None) is not None:
+        source = source.base
+    is_argument = getattr(source, "local_name", "fn") != "fn"
+    is_outside = source is not None and not is_argument
+    return is_outside and not tensor.as_proxy().node.meta["example_value"].requires_grad
 
 
 def _begun(tensor: Any, tx: Any) -> Any:
@@ -333,7 +343,7 @@ def flag_set(call: Callable[..., Any], builtin: Any, tx: Any, owner: Any, name: 
     """Patch Dynamo's setattr for `x.requires_grad = True`, and `= False` where it is."""
     is_flag = owner.is_tensor() and name.as_python_constant() == "requires_grad"
     value = x.as_python_constant() if is_flag and x.is_python_constant() else None
-    if value is True:
+    if value is True and not _changes_outside(owner):
         _begun(owner, tx)
         return x
     if value is False:

@@ -81,6 +81,11 @@ WRITTEN_ARRAY = (
     "the function writes in place to a NumPy array by np.copyto or np.put",
     "return the new value, or write to a copy: array.copy()",
 )
+CHANGED_FLAG = (
+    "the function changes requires_grad of an argument or a closed-over tensor",
+    "x.detach(), or x.detach().requires_grad_(), inside the function; or change the flag before "
+    "the call",
+)
 CAUSES = (
     (
         "_cache_enabled",
@@ -164,11 +169,8 @@ CAUSES = (
         "the function calls torch.autograd.grad or backward",
         "use sf.grad(loss), sf.value_and_grad(loss) or sf.vjp inside the function",
     ),
-    (
-        "Unsupported Tensor.requires_grad_() call",
-        "the function changes requires_grad of an argument or a closed-over tensor",
-        "x.detach() inside the function; or x.requires_grad_(False) before the call",
-    ),
+    ("Unsupported Tensor.requires_grad_() call", *CHANGED_FLAG),
+    ("setattr() on Tensor.requires_grad", *CHANGED_FLAG),
     (
         "Trying to access a forward AD level",
         "the function opens a level of torch.autograd.forward_ad (dual numbers)",

@@ -190,6 +190,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     _compat.READS_CONTEXT: jit(lambda x: x * SETTING.get()),
     "trace_autograd_ops": jit(summed),
     "Unsupported Tensor.requires_grad_() call": jit(lambda x: LEAF.requires_grad_(False) * x),
+    "setattr() on Tensor.requires_grad": jit(lambda x: setattr(LEAF, "requires_grad", False) or x),
     "Trying to access a forward AD level": jit(dual),
     "to return a scalar": jit(raw(lambda y: y * 2)),
     "<TransformType": jit(raw(branches)),
