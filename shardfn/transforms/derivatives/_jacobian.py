@@ -23,6 +23,11 @@ def _reverse(flat: Flattened, numbers: tuple[int, ...], has_aux: bool) -> Callab
     return lambda *primals: pulled_back(jacobian, *primals)
 
 
+def _forward(fn: Callable[..., Any], numbers: tuple[int, ...], has_aux: bool) -> Callable[..., Any]:
+    """The Jacobian of a function whose random numbers are the same in each column."""
+    return torch.func.jacfwd(fn, argnums=numbers, has_aux=has_aux, randomness="same")
+
+
 @attrs.define(eq=False, repr=False, slots=False)
 class Jacobian(Transformed):
     """A function under `jacrev`, `jacfwd` or `hessian`."""
@@ -82,7 +87,7 @@ class Forward(Jacobian):
     by_fields: ClassVar[bool] = True
 
     def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
-        return torch.func.jacfwd(flat, argnums=numbers, has_aux=self.has_aux)
+        return _forward(flat, numbers, self.has_aux)
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -94,7 +99,7 @@ class Hessian(Jacobian):
 
     def derived(self, flat: Flattened, numbers: tuple[int, ...]) -> Callable[..., Any]:
         inner = _reverse(flat, numbers, self.has_aux)
-        return torch.func.jacfwd(inner, argnums=numbers, has_aux=self.has_aux)
+        return _forward(inner, numbers, self.has_aux)
 
     def zeros(self, primals: tuple[torch.Tensor, ...]) -> Any:
         return [[x.new_zeros((*x.shape, *y.shape)) for y in primals] for x in primals]
