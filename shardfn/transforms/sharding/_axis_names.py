@@ -38,8 +38,9 @@ def count(names: Names) -> int:
 
 
 def leafwise(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """Map a function of one tensor over a tree, turning numbers into tensors first."""
-    return _tree.refill((tree,), iter([fn(x) for x in _tree.quick_leaves((tree,))]))[0]
+    """Map a function of a tensor or number over a tree. None stays None."""
+    leaves = [None if x is None else fn(x) for x in _tree.quick_leaves((tree,))]
+    return _tree.refill((tree,), iter(leaves))[0]
 
 
 def tensor(x: Any) -> torch.Tensor:

@@ -295,3 +295,20 @@ def test_what_is_gathered_from_samples_may_be_written_to() -> None:
 
     x = example(2)
     close(sf.vmap(fn, axis_name="i")(x), (x.sum(0) + len(x)) * x)
+
+
+@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin", "all_gather", "ppermute"])
+def test_none_in_a_tree_stays_none(name: str) -> None:
+    more = ([(0, 1), (1, 0)],) if name == "ppermute" else ()
+
+    def local(x: Tensor) -> Tensor:
+        found = getattr(sf, name)({"x": x, "none": (None, x)}, "a", *more)
+        assert found["none"][0] is None
+        return found["x"].sum().reshape(1) + found["none"][1].sum() * 0
+
+    with simulated(a=2) as mesh:
+        found = sf.shard_map(local, mesh, (P("a"),), P("a"))(torch.arange(4.0))
+        alone = sf.shard_map(
+            lambda x: getattr(sf, name)(x, "a", *more).sum().reshape(1), mesh, (P("a"),), P("a")
+        )(torch.arange(4.0))
+        close(sf.full(found), sf.full(alone))
