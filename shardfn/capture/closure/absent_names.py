@@ -31,9 +31,9 @@ def of_earlier_classes(path: Path) -> Iterator[_compat.Read]:
             yield _compat.Read((*bases, ("item", n), ("typedict", None)), ABSENT, name)
 
 
-def of_globals(fn: Any) -> Iterator[_compat.Read]:
+def of_globals(fn: types.FunctionType) -> Iterator[_compat.Read]:
     """Yield the reads of the globals that a function does not have, and finds in the builtins."""
-    if not isinstance(fn, types.FunctionType) or is_library(fn):
+    if is_library(fn):
         return
     scope = (("scope", _compat.Itself(fn.__globals__)),)
     for name in sorted(words_of(fn.__code__) & vars(builtins).keys() - fn.__globals__.keys()):
@@ -55,7 +55,9 @@ class Lookups:
         functions: the functions that were read.
     """
 
-    def __init__(self, reads: Iterable[_compat.Read], functions: Iterable[Any]) -> None:
+    def __init__(
+        self, reads: Iterable[_compat.Read], functions: Iterable[types.FunctionType]
+    ) -> None:
         errors = [read.key for read in reads if read.kind == _compat.CAUGHT]
         codes = [fn.__code__ for fn in functions if not is_library(fn)]
         self.words = frozenset().union(*map(words_of, codes))

@@ -326,8 +326,9 @@ def _children(name: str, x: Any) -> Iterator[tuple[str, Any]]:
         yield from x.keywords.items()
         yield "", x.func
     elif isinstance(x, (list, tuple)):  # not by methods that a class of the user's may replace
-        kind = list if isinstance(x, list) else tuple
-        items = kind.__getitem__(x, slice(MANY))
+        part = slice(MANY)
+        is_list = isinstance(x, list)
+        items = list.__getitem__(x, part) if is_list else tuple.__getitem__(x, part)
         yield from ((f"{name}[{i}]" if name else "", child) for i, child in enumerate(items))
     elif isinstance(x, dict):
         yield from ((f"{name}[{key!r}]", child) for key, child in [*dict.items(x)][:MANY])

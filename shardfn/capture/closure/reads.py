@@ -75,7 +75,8 @@ class Reads:
 
     def _note_absent(self, reads: Sequence[_compat.Read]) -> None:
         """Note the names that would be found if they were added."""
-        functions = [self.values.get(read.path[:-1]) for read in reads if read.kind == "CODE"]
+        owners = [self.values.get(read.path[:-1]) for read in reads if read.kind == "CODE"]
+        functions = [fn for fn in owners if isinstance(fn, types.FunctionType)]
         for read in (read for fn in functions for read in of_globals(fn)):
             self._note(read)
         lookups = Lookups(reads, functions)
