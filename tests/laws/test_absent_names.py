@@ -220,7 +220,7 @@ def test_another_memory_layout_of_a_module(backend: str) -> None:
 def test_a_list_with_items_of_its_own() -> None:
     class Scaled(list[float]):
         def __getitem__(self, i: Any) -> Any:
-            return list.__getitem__(self, i) * 2.0
+            return super().__getitem__(i) * 2.0
 
     values = Scaled([3.0])
     torch.testing.assert_close(sf.jit(lambda x: x * values[0], backend="aten")(X), 6 * X)
