@@ -213,7 +213,7 @@ def test_another_memory_layout_of_a_module(backend: str) -> None:
     image = torch.randn(2, 3, 5, 5, dtype=torch.float64)
     call = sf.jit(lambda x: net(x), backend=backend)
     call(image)
-    net.to(memory_format=torch.channels_last)
+    net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     torch.testing.assert_close(call(image), net(image))
 
 
