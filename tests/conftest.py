@@ -227,13 +227,13 @@ def is_kept(nodeid: str) -> bool:
 def left_out(cases: Iterable[str]) -> set[str]:
     """The cases of sweeps that `make test` does not run: the same ones at every run and on every
     machine. Of each function or file it runs a share, rounded up, and none of a function of one
-    case. The cases of a function that Inductor compiles come last.
+    case or with a zero. The cases of a function that Inductor compiles come last.
     """
     found: set[str] = set()
     for row, group in itertools.groupby(sorted(cases, key=row_of), row_of):
         ordered = sorted(group, key=lambda case: ("inductor" in case and "::" in row, _hash(case)))
         of = SWEEPS.get(row, KEPT_OF_SWEEPS)
-        kept = -(-len(ordered) // of) if len(ordered) > 1 else 0
+        kept = -(-len(ordered) // of) if of and len(ordered) > 1 else 0
         found |= set(ordered[kept:])
     return found
 

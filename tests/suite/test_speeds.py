@@ -136,6 +136,12 @@ def test_a_sweep_has_a_share_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert {*compiled} < left_out(cases + compiled)
 
 
+def test_a_sweep_may_have_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.conftest.SWEEPS", of_sweeps(["tests/test_a.py::test_b 0"]))
+    cases = [f"tests/test_a.py::test_b[{n}]" for n in range(7)]
+    assert left_out(cases) == {*cases}
+
+
 def test_a_file_has_a_share_of_its_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = of_sweeps(["tests/test_a.py 2", "tests/test_a.py::test_b 3"])
     monkeypatch.setattr("tests.conftest.SWEEPS", rows)

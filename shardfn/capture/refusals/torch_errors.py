@@ -286,6 +286,31 @@ CAUSES = (
 # of fake tensors only: torch takes a mask of this dtype
 MASK_OF_BYTES = "used as indices must be long, int, byte or bool", "to be bool, got torch.uint8"
 
+# a pattern of Dynamo's text -> the problem, and the suggestion, with what the pattern finds
+FOUND = (
+    (
+        r"example_value type: (\w+); op: \w+; target: (?:<[\w-]+ (?:method )?)?(\w+)",
+        "the function calls {1}, which returns a {0} that is not known in a capture",
+        "call {1} outside of the function, and pass what it returns",
+    ),
+    (
+        r"Missing `as_proxy\(\)`[\s\S]*UserDefined\w+\((\w+)\)",
+        "an operation on tensors gets an object of class {0}",
+        "a function or a method in place of the operator: obj.scale(x) in place of obj * x; or "
+        "pass the tensors and numbers that the object holds",
+    ),
+    (
+        r"does not know how to enter a `RLock` context",
+        "the function enters a lock, or reads a functools.cached_property for the first time",
+        "read the property before the call, or use @property; take a lock around the call",
+    ),
+    (
+        r"does not know how to enter a `(\w+)` context",
+        "the function enters a {0}, a context manager that cannot be read",
+        "make it where it is entered: with {0}(...); or enter it around the call",
+    ),
+)
+
 # torch's texts of a vmap, for calls that are right on one sample
 OF_SAMPLES = (
     ("doesn't match the broadcast shape", *SHARED),
@@ -374,6 +399,9 @@ def _of_unknown_cause(error: BaseException, text: str) -> tuple[str, str]:
         for sign, got, fix in OF_SAMPLES:
             if sign in text.replace("\\'", "'"):  # torch 2.15 quotes the error
                 return got, fix
+    for pattern, got, fix in FOUND:
+        if match := re.search(pattern, text):
+            return got.format(*match.groups()), fix.format(*match.groups())
     raised = _exception_text(text, "got") or _exception_text(text, "raised exception")
     if raised:
         return f"the function raises {raised}", "check that the same call works on plain tensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,64 @@ def test_other_texts_are_quoted_with_their_explanation() -> None:
     text = told("Unsupported thing\n  Explanation: it is new\n  Hint: none")
     assert "cannot be captured as one graph: Unsupported thing. it is new\n" in text
     assert "cannot be captured as one graph: RuntimeError." in told("")
+
+
+class Scale:
+    def __enter__(self) -> Scale:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    @functools.cached_property
+    def factor(self) -> torch.Tensor:
+        return torch.full((2,), 3.0)
+
+    def __rmul__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.times(x)
+
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+SCALE, READ = Scale(), Scale()
+assert READ.factor is not None
+
+
+def entered(x: torch.Tensor) -> torch.Tensor:
+    with SCALE:
+        return x * 3
+
+
+def made_and_entered(x: torch.Tensor) -> torch.Tensor:
+    with Scale():
+        return x * 3
+
+
+UNREAD = {  # what is refused -> the problem, and a function that follows the advice
+    lambda x: x * 3 if not x.is_conj() else x: (
+        "the function calls is_conj, which returns a bool that is not known in a capture",
+        lambda x: x * 3,
+    ),
+    lambda x: 3 * x if torch.get_float32_matmul_precision() else x: (
+        "the function calls get_float32_matmul_precision, which returns a str",
+        lambda x: 3 * x,
+    ),
+    lambda x: x * SCALE: ("an operation on tensors gets an object of class Scale", SCALE.times),
+    lambda x: x * SCALE.factor: (
+        "the function enters a lock, or reads a functools.cached_property for the first time",
+        lambda x: x * READ.factor,
+    ),
+    entered: ("the function enters a Scale, a context manager that", made_and_entered),
+}
+
+
+@pytest.mark.parametrize("fn", UNREAD)
+def test_what_dynamo_cannot_read_is_named_and_the_advice_works(fn: Any) -> None:
+    start, advised = UNREAD[fn]
+    with pytest.raises(sf.CaptureError) as caught:
+        sf.jit(fn)(torch.ones(2))
+    assert str(caught.value).partition(": ")[2].startswith(start)
+    torch.testing.assert_close(sf.jit(advised)(torch.ones(2)), torch.full((2,), 3.0))
 
 
 @pytest.mark.parametrize("around", [sf.grad, sf.checkpoint, sf.hessian])
