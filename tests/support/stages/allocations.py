@@ -184,7 +184,8 @@ def _peak(code: str, sizes: dict[str, int], inside: dict[int, int]) -> int:
     lines = _lines(code)
     given: set[str] = set()  # names of memory of arguments
     together: dict[str, int] = {}  # the bytes of all results of a call
-    for name, base in (x.groups() for x in map(PART.fullmatch, lines) if x):
+    parts = {x.groups() for x in map(PART.fullmatch, lines) if x}  # once, of all calls of a block
+    for name, base in parts:
         together[base] = together.get(base, 0) + sizes.get(name, 0)
     for name, base in (x.groups() for x in map(ONLY, lines) if x):
         if base not in sizes:  # a call of torch, and the name of its only result
