@@ -40,6 +40,7 @@ from .dynamo import (
     steps,
     tree_functions,
     under_transforms,
+    user_objects,
     value_checks,
 )
 from .dynamo.dtensors import calls, closed_over, objects
@@ -118,13 +119,18 @@ READING = (  # a captured function, by Dynamo
     Patch(
         what="Python functions that Dynamo cannot read",
         why="Dynamo cannot trace some Python functions and methods of texts, and torch's "
-        "substitute_in_graph cannot be undone",
+        "substitute_in_graph cannot be undone; it reads a descriptor in place of the "
+        "value of a class, and compares keys by identity (torch 2.13)",
         lost="without shardfn's patch, a capture fails on inspect.signature, on optree's functions "
-        "and on similar functions",
+        "and on similar functions, and class properties and keys with an `__eq__` are not those "
+        "of Python",
         calls={
             "torch._dynamo.trace_rules:is_polyfilled_callable": reading.is_substituted,
             VARIABLES + "PolyfilledFunctionVariable._get_polyfill_handlers": reading.substitutes,
             VARIABLES + "GetAttrVariable.call_method": reading.text_called,
+            VARIABLES
+            + "UserDefinedClassVariable.resolve_cls_descriptor": user_objects.class_described,
+            "torch._dynamo.variables.hashable:HashableTracker.__eq__": user_objects.keys_compared,
         },
         takes="substitutes",
     ),

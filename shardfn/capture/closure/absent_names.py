@@ -40,6 +40,23 @@ def of_globals(fn: types.FunctionType) -> Iterator[_compat.Read]:
         yield _compat.Read(scope, ABSENT, name)
 
 
+def classes_of_closure(fn: types.FunctionType) -> Iterator[tuple[Path, type]]:
+    """Yield the classes that a function closes over, with their paths."""
+    scope = (("scope", _compat.Itself(fn)), ("closure", None))
+    for n, cell in enumerate(() if is_library(fn) else fn.__closure__ or ()):
+        path = (*scope, ("item", n), ("cell", None))
+        if isinstance(x := content_of(cell), type):
+            yield path, x
+
+
+def content_of(cell: types.CellType) -> Any:
+    """Return the value of a variable of a closure; None of one that has none yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
 def words_of(code: types.CodeType) -> set[str]:
     """Collect the names and texts in the code of a function."""
     inner = [x for x in code.co_consts if isinstance(x, types.CodeType)]
@@ -87,8 +104,13 @@ class Lookups:
         meta: type = type(x)
         if not isinstance(x, type) or is_library(meta):
             return
-        for n, kind in enumerate(meta.__mro__):
-            for name in sorted(self.words & vars(kind).keys()) if not is_library(kind) else ():
+        kinds = [*enumerate(meta.__mro__)]
+        kinds = [(n, kind) for n, kind in kinds if not is_library(kind)]
+        methods = [f for _, kind in kinds for f in vars(kind).values()]
+        called = (words_of(f.__code__) for f in methods if isinstance(f, types.FunctionType))
+        words = self.words.union(*called)  # Dynamo runs __instancecheck__ and does not read it
+        for n, kind in kinds:
+            for name in sorted(words & vars(kind).keys()):
                 place = (("type", None), ("mro", None), ("item", n), ("typedict", None))
                 yield _compat.Read((*path, *place, ("item", name)), "CONSTANT_MATCH", None)
                 for m in range(len(x.__mro__)):

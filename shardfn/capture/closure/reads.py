@@ -15,7 +15,16 @@ from typing import Any
 import torch
 
 from ... import _compat
-from .absent_names import ABSENT, MAPPINGS, NAMES, Lookups, names_in, of_earlier_classes, of_globals
+from .absent_names import (
+    ABSENT,
+    MAPPINGS,
+    NAMES,
+    Lookups,
+    classes_of_closure,
+    names_in,
+    of_earlier_classes,
+    of_globals,
+)
 from .constant_keys import constant_key, is_constant
 from .read_paths import (
     MISSING,
@@ -80,9 +89,11 @@ class Reads:
         for read in (read for fn in functions for read in of_globals(fn)):
             self._note(read)
         lookups = Lookups(reads, functions)
-        for path, x in [*self.values.items()]:
+        classes = [row for fn in functions for row in classes_of_closure(fn)]
+        for path, x in [*self.values.items(), *classes]:
             for read in lookups.of_metaclass(path, x):
                 self._note(read)
+        for path, x in [*self.values.items()]:
             if lookups.may_miss(x):
                 self._note(_compat.Read(path, NAMES, lookups.words_for(x)))
 

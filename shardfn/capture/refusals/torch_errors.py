@@ -289,7 +289,13 @@ MASK_OF_BYTES = "used as indices must be long, int, byte or bool", "to be bool, 
 # a pattern of Dynamo's text -> the problem, and the suggestion, with what the pattern finds
 FOUND = (
     (
-        r"example_value type: (\w+); op: \w+; target: (?:<[\w-]+ (?:method )?)?(\w+)",
+        r"example_value type: \w+; op: \w+; target: <Wrapped method <original (\w+)>>",
+        "the function takes a Python number from a NumPy array",
+        "Python's functions, such as math.prod(shape), in place of NumPy's; or compute the number "
+        "outside of the function",
+    ),
+    (
+        r"example_value type: (\w+); op: \w+; target: (?:<(?:[\w-]+ )?(?:method|function) )?(\w+)",
         "the function calls {1}, which returns a {0} that is not known in a capture",
         "call {1} outside of the function, and pass what it returns",
     ),
@@ -298,6 +304,11 @@ FOUND = (
         "an operation on tensors gets an object of class {0}",
         "a function or a method in place of the operator: obj.scale(x) in place of obj * x; or "
         "pass the tensors and numbers that the object holds",
+    ),
+    (
+        r"maximum recursion depth exceeded",
+        "Dynamo recurses without end, as where a list is indexed by an IntEnum (torch 2.13)",
+        "int(index) in place of the index",
     ),
     (
         r"does not know how to enter a `RLock` context",

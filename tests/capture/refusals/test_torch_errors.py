@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import traceback
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -130,6 +132,14 @@ UNREAD = {  # what is refused -> the problem, and a function that follows the ad
     lambda x: 3 * x if torch.get_float32_matmul_precision() else x: (
         "the function calls get_float32_matmul_precision, which returns a str",
         lambda x: 3 * x,
+    ),
+    lambda x: x * 3 if torch.can_cast(torch.float, torch.int) else x: (
+        "the function calls can_cast, which returns a bool",
+        lambda x: x * 3,
+    ),
+    lambda x: x * float(np.prod((1, 3))): (
+        "the function takes a Python number from a NumPy array",
+        lambda x: x * math.prod((1, 3)),
     ),
     lambda x: x * SCALE: ("an operation on tensors gets an object of class Scale", SCALE.times),
     lambda x: x * SCALE.factor: (
