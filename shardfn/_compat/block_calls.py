@@ -58,6 +58,14 @@ def _call_class() -> Any:
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
+    class Result(ir.MultiOutput):
+        """A result of a call."""
+
+        shares: Sequence[str] = ()  # names of what has the same memory
+
+        def get_inputs_that_alias_output(self) -> Sequence[str]:
+            return self.shares
+
     class Call(ir.InvokeSubgraph):
         """A call of the function of a block, which writes to its last operands."""
 
@@ -69,13 +77,24 @@ def _call_class() -> Any:
                 for x in operands[len(operands) - written :]
             ]
 
-        def result(self, x: Any, k: int) -> Any:
-            """Return a result of the call, laid out as in the function of the block."""
-            layout = x.get_layout()
-            own = ir.FixedLayout(
-                x.get_device(), x.get_dtype(), x.get_size(), x.get_stride(), layout.offset
-            )
-            return ir.MultiOutput(own, self, [(list, k)], skip_size_stride_alignment_checks=True)
+        def results(self, outputs: Sequence[Any]) -> list[Any]:
+            """Return the results of the call, with the strides that they have in the function of
+            the block. A result may be a part of an operand, or of memory that it shares with
+            another: no other value takes its memory.
+            """
+            operands = dict(zip(self.subgraph.graph.graph_inputs, self.inputs, strict=True))
+            names = [x.get_name() for x in outputs]
+            results = []
+            for k, (x, name) in enumerate(zip(outputs, names, strict=True)):
+                # it starts at its own first element
+                layout = ir.FixedLayout(x.get_device(), x.get_dtype(), x.get_size(), x.get_stride())
+                own = Result(layout, self, [(list, k)], skip_size_stride_alignment_checks=True)
+                if name in operands:
+                    own.shares = [operands[name].get_name()]
+                elif names.count(name) > 1:
+                    own.shares = [self.get_name()]
+                results.append(own)
+            return results
 
         def codegen(self, wrapper: Any) -> None:
             """Write the call, and before the first one the function."""
@@ -102,7 +121,7 @@ def _call_class() -> Any:
                 for x, example in zip(operands, examples, strict=True)
             ]
             call = cls(subgraph, own, written)
-            call.outputs = [call.result(x, k) for k, x in enumerate(subgraph.graph.graph_outputs)]
+            call.outputs = call.results(subgraph.graph.graph_outputs)
             return call
 
     return Call

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import shardfn as sf
 from shardfn import _compat
 from shardfn._compat.block_calls import WithCalls
 from shardfn.compile.repeats import CALL, Kind, outline
@@ -99,3 +100,33 @@ def test_an_operand_that_the_trace_does_not_know_is_an_error() -> None:
     inputs = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
     with mode, pytest.raises(AssertionError, match="an operand"):
         make_fx(run)(*inputs)
+
+
+ZONE = 64  # elements before and after each buffer
+
+
+def test_no_buffer_is_written_past_its_end_where_a_result_is_a_part_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[torch.Tensor, int]] = []
+
+    def zoned(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        rows = zip(size, stride, strict=True)
+        count = 1 + sum((n - 1) * step for n, step in rows) if all(size) else 0
+        memory = torch.full((count + 2 * ZONE,), 123, dtype=dtype)
+        made.append((memory, count))
+        return memory.as_strided(size, stride, ZONE)
+
+    monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cpu", zoned)
+    # its code has calls of a block with a result that starts in the middle of a buffer
+    module = torch.nn.GRU(3, 4, 2, bidirectional=True, dtype=torch.float64)
+    call, parameters, buffers = sf.functionalize(module)
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    loss = lambda p: call(p, buffers, x)[0][0].sin().sum()
+    found = sf.jit(sf.grad(loss), backend="inductor")(parameters)
+    assert len(made) > 100
+    for memory, count in made:
+        zones = torch.cat([memory[:ZONE], memory[ZONE + count :]])
+        assert bool((zones == 123).all())
+    for name, expected in sf.jit(sf.grad(loss), backend="aten")(parameters).items():
+        torch.testing.assert_close(found[name], expected)
