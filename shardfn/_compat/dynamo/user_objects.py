@@ -13,8 +13,7 @@ def class_described(
     """Patch the attribute of a class that a descriptor of the user's gives, such as a class
     property: Dynamo takes the descriptor itself, or guards on its value (torch 2.13).
     """
-    from torch._dynamo.source import AttrSource, TypeSource
-    from torch._dynamo.variables import ConstantVariable, UserMethodVariable
+    from torch._dynamo.variables import ConstantVariable
     from torch._dynamo.variables.base import VariableTracker
 
     get = inspect.getattr_static(type(found), "__get__", None)
@@ -23,9 +22,8 @@ def class_described(
         return resolve(owner, tx, name, found, source)
     place = owner.get_source_by_walking_mro(tx, name) if owner.source else None
     descriptor = VariableTracker.build(tx, found, place)
-    of_get = AttrSource(TypeSource(place), "__get__") if place else None
-    method = UserMethodVariable(get, descriptor, source=of_get)
-    return method.call_function(tx, [ConstantVariable.create(None), owner], {})
+    given = [ConstantVariable.create(None), owner]
+    return descriptor.realize().call_method(tx, "__get__", given, {})
 
 
 def keys_compared(_: Any, compare: Any, key: Any, other: Any) -> bool:

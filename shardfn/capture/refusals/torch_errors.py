@@ -300,7 +300,7 @@ FOUND = (
         "call {1} outside of the function, and pass what it returns",
     ),
     (
-        r"Missing `as_proxy\(\)`[\s\S]*UserDefined\w+\((\w+)\)",
+        r"Missing `as_proxy\(\)`[\s\S]*(?:UserDefined|GenericContext)\w+\((\w+)\)",
         "an operation on tensors gets an object of class {0}",
         "a function or a method in place of the operator: obj.scale(x) in place of obj * x; or "
         "pass the tensors and numbers that the object holds",

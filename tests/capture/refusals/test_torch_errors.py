@@ -146,7 +146,6 @@ UNREAD = {  # what is refused -> the problem, and a function that follows the ad
         "the function enters a lock, or reads a functools.cached_property for the first time",
         lambda x: x * READ.factor,
     ),
-    entered: ("the function enters a Scale, a context manager that", made_and_entered),
 }
 
 
@@ -157,6 +156,15 @@ def test_what_dynamo_cannot_read_is_named_and_the_advice_works(fn: Any) -> None:
         sf.jit(fn)(torch.ones(2))
     assert str(caught.value).partition(": ")[2].startswith(start)
     torch.testing.assert_close(sf.jit(advised)(torch.ones(2)), torch.full((2,), 3.0))
+
+
+def test_a_context_manager_made_outside_is_entered_or_refused_by_name() -> None:
+    try:
+        result = sf.jit(entered)(torch.ones(2))  # from torch 2.15 on
+    except sf.CaptureError as error:
+        assert "the function enters a Scale, a context manager that cannot be read" in str(error)
+        result = sf.jit(made_and_entered)(torch.ones(2))
+    torch.testing.assert_close(result, torch.full((2,), 3.0))
 
 
 @pytest.mark.parametrize("around", [sf.grad, sf.checkpoint, sf.hessian])
