@@ -58,6 +58,12 @@ def test_no_samples_have_results_without_samples(name: str) -> None:
     close(sf.jit(shared)(NOTHING), (NOTHING.sum(1), X.sum()))
 
 
+def test_a_sum_over_no_samples_is_zero() -> None:
+    fn = lambda r: (r * 2, sf.psum(r.exp(), "samples"))
+    summed = sf.vmap(fn, out_axes=(0, None), axis_name="samples")
+    close(sf.jit(summed)(NOTHING), (NOTHING, torch.zeros(3, dtype=torch.float64)))
+
+
 def test_gradients_of_no_samples_are_zero() -> None:
     loss = lambda w, x: sf.vmap(lambda r: (r @ w) * r.mean())(x).sum()
     gradients = sf.jit(sf.grad(loss, argnums=(0, 1)))(X.T, NOTHING)
