@@ -74,8 +74,6 @@ class Vmap(Transformed):
         """(results of all samples, stacked along dim 0; results that all samples share)."""
         flat: Callable[..., Any] = mapped
         is_shared = all(d is None for d in dims)
-        if size == 0 and not is_shared and self.axis_name is None:
-            return self.of_no_samples(mapped, tensors, dims)
         if self.axis_name is not None:
             flat = _Naming(mapped, self.axis_name, size)
         elif is_shared and self.randomness == "different":
@@ -93,17 +91,6 @@ class Vmap(Transformed):
             flat, in_dims=dims, out_dims=out_dims, randomness=self.randomness
         )
         return over_samples(*tensors)
-
-    def of_no_samples(
-        self, mapped: Mapped, tensors: list[torch.Tensor], dims: tuple[int | None, ...]
-    ) -> Any:
-        """What `batched` returns without a sample: what it returns for one of zeros, less that
-        sample. torch.func.vmap refuses some ops without one (torch 2.13 to 2.15).
-        """
-        rows = zip(tensors, dims, strict=True)
-        one = [x if d is None else x.new_zeros(*x.shape[:d], 1, *x.shape[d:][1:]) for x, d in rows]
-        stacked, shared = self.batched(mapped, one, dims, 1)
-        return tuple([x[:0] for x in stacked]), shared
 
     def options(self) -> Any:
         return (

@@ -307,8 +307,9 @@ FOUND = (
     ),
     (
         r"maximum recursion depth exceeded",
-        "Dynamo recurses without end, as where a list is indexed by an IntEnum (torch 2.13)",
-        "int(index) in place of the index",
+        "Python's limit of recursion is met while the function is read",
+        "a loop in place of a function that calls itself; or int(index) where a list is indexed by "
+        "an IntEnum (torch 2.13)",
     ),
     (
         r"does not know how to enter a `RLock` context",

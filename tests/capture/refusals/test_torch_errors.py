@@ -119,6 +119,16 @@ def entered(x: torch.Tensor) -> torch.Tensor:
         return x * 3
 
 
+def deep(x: torch.Tensor, n: int = 2000) -> torch.Tensor:
+    return deep(x + 1, n - 1) if n else x
+
+
+def looped(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = x + 1
+    return x
+
+
 def made_and_entered(x: torch.Tensor) -> torch.Tensor:
     with Scale():
         return x * 3
@@ -141,6 +151,7 @@ UNREAD = {  # what is refused -> the problem, and a function that follows the ad
         "the function takes a Python number from a NumPy array",
         lambda x: x * math.prod((1, 3)),
     ),
+    deep: ("Python's limit of recursion is met while the function is read", looped),
     lambda x: x * SCALE: ("an operation on tensors gets an object of class Scale", SCALE.times),
     lambda x: x * SCALE.factor: (
         "the function enters a lock, or reads a functools.cached_property for the first time",
