@@ -156,5 +156,6 @@ WRONG: dict[Any, Callable[[torch.fx.Node], bool]] = {
     aten.clamp.default: _has_bound_outside,
     aten.clamp_max.default: _has_bound_outside,
     aten.clamp_min.default: _has_bound_outside,
+    aten.ldexp.Tensor: _always,  # another dtype
     aten.frexp.Tensor: _always,  # vectors of float64 do not compile
 }

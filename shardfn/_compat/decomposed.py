@@ -13,6 +13,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 NARROW = (torch.int8, torch.int16)
+WRITERS = (
+    aten._unsafe_index_put.default,
+    aten.diagonal_scatter.default,
+    aten.index_put.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+)
 # Ops without a decomposition: some calls run by torch's kernels (by_kernels.py).
 WHOLE = {
     aten.upsample_nearest1d.default,
@@ -117,8 +124,10 @@ def _mul(a: torch.Tensor, b: Any) -> Any:
 
 def _abs(x: torch.Tensor) -> Any:
     """Decompose the absolute value of 8-bit and 16-bit integers: Inductor does not wrap that of the
-    smallest one.
+    smallest one, and computes that of uint8 in 32 bits.
     """
+    if x.dtype is torch.uint8:
+        return aten.clone.default(x)
     if x.dtype not in NARROW:
         return NotImplemented
     return torch.where(x < 0, torch.neg(x), x)
@@ -210,9 +219,50 @@ def _operands(a: Any, b: Any, *, is_rounded: bool = True) -> tuple[torch.Tensor,
     return operand(a), operand(b)
 
 
+def _place(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Decompose the place of the largest or smallest of all elements to that in a tensor of one
+    dim: Inductor counts them in the order in which they lie in memory.
+    """
+
+    def decomposed(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is not None or x.dim() < 2:
+            return NotImplemented
+        place = op(x.reshape(-1), 0)
+        return place.reshape([1] * x.dim()) if keepdim else place
+
+    return decomposed
+
+
+def _written(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Decompose an op that writes into a copy of its first argument to one of a tensor in which
+    each element has its own memory. Inductor writes into the argument itself, such as an expanded
+    tensor.
+    """
+
+    def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if all(s or n < 2 for n, s in zip(x.shape, x.stride(), strict=True)):
+            return NotImplemented
+        return op(x.clone(memory_format=torch.contiguous_format), *args, **kwargs)
+
+    return decomposed
+
+
+def _matrices(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """Decompose products of integers of one row or one column to sums of their dtype: those of
+    Inductor have int64.
+    """
+    is_integer = not (a.is_floating_point() or a.is_complex())
+    if not is_integer or (a.shape[1] > 1 and b.shape[2] > 1):
+        return NotImplemented
+    return (a.unsqueeze(-1) * b.unsqueeze(1)).sum(2, dtype=a.dtype)
+
+
 OURS = {
     aten.abs.default: _abs,
     aten.add.Tensor: _add,
+    aten.argmax.default: _place(aten.argmax.default),
+    aten.argmin.default: _place(aten.argmin.default),
+    aten.bmm.default: _matrices,
     aten.cumsum.default: _cumsum,
     aten.div.Scalar_mode: _divide,
     aten.div.Tensor_mode: _divide,
@@ -226,4 +276,5 @@ OURS = {
     aten.remainder.Tensor: _remainder,
     aten.sgn.default: _sign,
     aten.sign.default: _sign,
+    **{op: _written(op) for op in WRITERS},
 }

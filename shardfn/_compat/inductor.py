@@ -12,12 +12,9 @@ import torch
 
 from . import by_kernels, decomposed
 from .block_calls import calling, lower_call, prepared
-from .compilations.environment import environment
 from .compilations.modules import extend, know_numbers
 from .patches import patched
 from .tracing import OpOverload
-
-OURS = "shardfn: what the code of a graph depends on besides its ops"  # a key of a graph's meta
 
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:
@@ -365,8 +362,6 @@ def inductor(
     mode = modes[0] if modes else FakeTensorMode()  # a program without inputs
     with _faking(mode), patched("compilation", checked=frozenset(checked)):
         lowered = program.lowered()
-        # a part of the name under which Inductor finds code that it has written before
-        lowered.meta[OURS] = (environment(), *sorted(checked))
         bodies = {k: prepared(x.lowered(), x.inputs) for k, x in (blocks or {}).items()}
         with calling(bodies):
             compiled = compile_fx_inner(lowered, inputs, static_input_idxs=[], is_inference=True)

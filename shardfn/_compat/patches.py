@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from . import dispatch, loops, modules, patterns, seeds, settings, threads, tracing, versions
+from . import casts, dispatch, loops, modules, patterns, seeds, settings, threads, tracing, versions
 from .compilations import caches, reuse
 from .cpp_kernels import folder, functions, index_values, instructions, units
 from .distributed import (
@@ -68,13 +68,13 @@ OBJECT_ATTRIBUTE = f"{OBJECT}.var_getattr{OR}{CUSTOM}.tp_getattro_impl"
 
 
 @contextlib.contextmanager
-def _inductor_order() -> Iterator[None]:
-    """Turn off Inductor's reordering for locality during a compilation. Inductor's settings are
-    per thread (torch 2.13).
+def _inductor_settings() -> Iterator[None]:
+    """Turn off Inductor's reordering for locality, and its store of compiled graphs, during a
+    compilation. Inductor's settings are per thread (torch 2.13).
     """
     from torch._inductor import config
 
-    with caches.settings(config, reorder_for_locality=False):
+    with caches.settings(config, reorder_for_locality=False, fx_graph_cache=False):
         yield
 
 
@@ -708,30 +708,37 @@ COMPILATION = (
     Patch(
         what="values of compiled code",
         why="Inductor's formulas lose digits near zero or overflow, Inductor drops casts of an "
-        "arange, and a NaN constant is an error",
-        lost="without shardfn's patch, compiled erf, expm1, acosh, atanh and casts differ from the "
-        "results of eager torch",
+        "arange, casts to 16 bits and sums with zeros, and a NaN constant is an error",
+        lost="without shardfn's patch, compiled erf, expm1, acosh, atanh, casts and signs of zero "
+        "differ from the results of eager torch",
         calls={
             **{f"{functions.VECTORS}.{x}": functions.vector_formula(x) for x in functions.FORMULAS},
             "torch._inductor.index_propagation:IndexPropagation.propagate_sympy": (
                 index_values.exact_propagation
             ),
+            "torch._inductor.codegen.cpp:CppKernel.cache_dtype_convert": casts.unrounded_forgotten,
+            "torch._inductor.lowering:to_dtype": casts.rounding,
+            "torch._inductor.fx_passes.joint_graph:remove_no_ops": casts.sums_kept,
         },
         is_mine=_always,
     ),
     Patch(
-        what="the order of compiled kernels",
-        why="a fused kernel may run before a scatter whose result the kernel reads, and Inductor's "
-        "reordering for locality and peak memory moves every reduction to the end",
-        lost="without shardfn's patch, compiled code may lose the gradient of an embedding, and "
-        "does not overlap communication with compute",
+        what="the order and the sizes of compiled kernels",
+        why="a fused kernel may run before a scatter whose result the kernel reads, Inductor's "
+        "reordering for locality and peak memory moves every reduction to the end, and Inductor's "
+        "store of compiled graphs loses the sizes for which code with symbols is right",
+        lost="without shardfn's patch, compiled code may lose the gradient of an embedding, does "
+        "not overlap communication with compute, and pools of dynamic sizes may be wrong",
         until="later than 2.13",
         calls={
             "torch._inductor.memory:reorder_for_peak_memory": reuse.order_kept,
             "torch._inductor.scheduler:SchedulerNode.recompute_size_and_body": (reuse.writers_kept),
         },
-        enter=_inductor_order,
-        places=("torch._inductor.config:reorder_for_locality",),
+        enter=_inductor_settings,
+        places=(
+            "torch._inductor.config:reorder_for_locality",
+            "torch._inductor.config:fx_graph_cache",
+        ),
         is_mine=_always,
     ),
     Patch(
@@ -867,13 +874,15 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
     "loading": LOADING,
     "patterns": (
         Patch(
-            what="attention patterns of Inductor",
-            why="Inductor's patterns ignore the dims of a softmax and of a permutation",
+            what="patterns of Inductor",
+            why="Inductor's patterns ignore the dims of a softmax and of a permutation, and take "
+            "out a cast to fewer bits that another cast follows",
             lost="without shardfn's patch, compiled attention may apply its softmax along the "
-            "wrong dim",
+            "wrong dim, and `x.bfloat16().half()` has the digits of `x.half()`",
             until="later than 2.13",
             enter=patterns.constants_compared,
             places=(
+                "torch._inductor.config:emulate_precision_casts",
                 "torch._inductor.fx_passes.joint_graph:lazy_init",
                 "torch._inductor.fx_passes.joint_graph:pass_patterns",
             ),

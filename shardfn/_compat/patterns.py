@@ -11,19 +11,24 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from .compilations.caches import settings
+
 TRACED = "search_fn_pattern"  # the variable of a pattern's check that holds the traced one
 
 
 @contextlib.contextmanager
 def constants_compared() -> Iterator[None]:
     """Clear the pre-traced attention patterns, so that Inductor traces each for the sizes at
-    hand.
+    hand, and keep casts that change values.
     """
+    from torch._inductor import config
+
     saved = [(cell, cell.cell_contents) for cell in _cells() if cell.cell_contents is not None]
     for cell, _ in saved:
         cell.cell_contents = None
     try:
-        yield
+        with settings(config, emulate_precision_casts=True):
+            yield
     finally:
         for cell, pattern in saved:
             cell.cell_contents = pattern
