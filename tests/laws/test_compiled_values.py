@@ -186,10 +186,12 @@ def test_our_decompositions_stand_before_inductors_and_hide_none() -> None:
     hidden = []
     for op in _compat.decomposed.OURS:
         theirs = select_decomp_table().get(op)
-        if theirs is None or "dim" in str(op._schema):
+        takes_two = sum(not x.kwarg_only for x in op._schema.arguments) == 2
+        if theirs is None or "dim" in str(op._schema) or not takes_two:
             continue
         options = {"rounding_mode": "floor"} if "mode" in op._overloadname else {}
-        result, own = table[op](a, b, **options), theirs(a, b, **options)
+        xs = (a[None, None], b[None, :, None]) if op is torch.ops.aten.bmm.default else (a, b)
+        result, own = table[op](*xs, **options), theirs(*xs, **options)
         hidden += [op] if result is NotImplemented and own is not NotImplemented else []
     assert not hidden
 
@@ -399,3 +401,113 @@ def test_gradients_of_ops_with_complex_numbers_are_compiled(dtype: torch.dtype) 
     for backend in ("aten", "inductor"):
         assert_close(sf.jit(sf.grad(loss), backend=backend)(x), wanted)
     assert_close(sf.vmap(sf.grad(loss))(x[None])[0], wanted)
+
+
+def test_the_place_of_an_extreme_is_counted_by_dims_and_not_in_memory() -> None:
+    x = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    fns = {
+        "a permuted result": lambda x: x.permute(2, 0, 1).relu().argmax(),
+        "of two": lambda x: (x.mT + x.mT).argmin(),
+        "a permuted argument": lambda x: x.mT.argmax(),
+        "copied": lambda x: x.mT.contiguous().sin().argmax(),
+        "kept dims": lambda x: x[0].t().exp().argmax(keepdim=True),
+        "of a dim": lambda x: x.mT.cos().argmin(1),
+        "flat": lambda x: x.mT.cos().flatten().argmin(),
+        "largest and place": lambda x: x.mT.cos().flatten(1).max(1),
+        "sorted": lambda x: x.mT.cos().flatten().topk(3),
+    }
+    assert_compiled(fns, x, bound=1e-6)
+    assert_compiled({"strided": lambda x: (x * 2).argmin()}, x[0].t(), bound=0)
+
+
+def test_a_write_into_an_expanded_tensor_is_into_one_element() -> None:
+    v, idx = torch.tensor([1.0, 2.0]), torch.tensor([0, 2])
+    ones = torch.ones(2, 2)
+
+    def by_row(v: torch.Tensor) -> torch.Tensor:
+        return v.view(2, 1).expand(2, 4)
+
+    fns = {
+        "index_add": lambda v: torch.zeros(1).expand(4).index_add(0, idx, v),
+        "index_put": lambda v: (v.sum() * 0).expand(4).index_put((idx,), v),
+        "accumulated": lambda v: by_row(v).index_put((idx // 2, idx), v, accumulate=True),
+        "columns": lambda v: by_row(v).index_add(1, idx, ones),
+        "select": lambda v: by_row(v).select_scatter(v, 1, 2),
+        "slice": lambda v: by_row(v).slice_scatter(ones, 1, 1, 3),
+        "diagonal": lambda v: by_row(v).diagonal_scatter(v),
+        "mask": lambda v: by_row(v).masked_scatter(torch.eye(2, 4).bool(), v),
+    }
+    assert_compiled(fns, v, bound=0)
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_gradients_of_elements_reach_these_elements_alone(backend: str) -> None:
+    idx = torch.tensor([0, 2])
+    x = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    cubes = lambda x: (torch.stack(x.unbind())[idx] ** 3).sum()
+    wanted = torch.diag(6 * x).index_fill(0, torch.tensor([1, 3]), 0.0)
+    assert_close(sf.jit(sf.hessian(cubes), backend=backend)(x), wanted)
+    rows = torch.stack([x, 2 * x, 3 * x])
+    wanted = 3 * rows**2 * torch.tensor([1.0, 0, 1, 0])
+    assert_close(sf.jit(sf.vmap(sf.grad(cubes)), backend=backend)(rows), wanted)
+    block = torch.outer(x, x)
+    diagonal = lambda x, s: torch.diagonal_scatter(x, s).square().sum()
+    wanted = 2 * block.diagonal_scatter(torch.zeros(4, dtype=torch.float64))
+    assert_close(sf.jit(sf.grad(diagonal), backend=backend)(block, x), wanted)
+
+
+def test_a_cast_to_fewer_bits_rounds_where_another_cast_follows() -> None:
+    x = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
+    fns = {
+        "half": lambda x: x.half().float(),
+        "error": lambda x: x - x.bfloat16().float(),
+        "twice": lambda x: x.bfloat16().half().float(),
+        "of a result": lambda x: x.sin().half().double(),
+        "sum": lambda x: x.half().float().sum(1),
+        "from double": lambda x: x.double().half().double(),
+        "widened between": lambda x: x.half().double().float(),
+    }
+    assert_compiled(fns, x, bound=1e-6)
+    squares = lambda x: (x.half().float() ** 2).sum()
+    assert_close(sf.jit(sf.grad(squares))(x), (2 * x.half().float()).half().float())
+
+
+def test_a_sum_with_zeros_has_no_negative_zero() -> None:
+    x = torch.tensor([-0.5, -0.1, -0.9] * 6)
+    fns = {
+        "zeros_like": lambda x: 1 / (x.ceil() + torch.zeros_like(x)),
+        "zeros first": lambda x: 1 / (torch.zeros(18) + x.ceil()),
+        "one zero": lambda x: 1 / (x.ceil() + torch.zeros(())),
+        "a number": lambda x: 1 / (x.ceil() + 0),
+        "differences": lambda x: 1 / (x.ceil() - torch.zeros(18)),
+        "products": lambda x: 1 / (x.ceil() * torch.ones(18)),
+    }
+    assert_compiled(fns, x, bound=0)
+
+
+def test_narrow_integers_wrap_and_keep_their_dtype() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randint(-100, 100, (2, 2, 3, 3), generator=generator)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        y = -x.abs()
+        return torch.cat([y, y]).sum()
+
+    for dtype in (torch.int8, torch.int16, torch.uint8, torch.int32):
+        fns = {
+            "negative sizes": lambda a, b: twice(a),
+            "one matrix": lambda a, b: a[:1, :1] @ b[:1, :, :2],
+            "rows": lambda a, b: a[:, :1] @ b,
+            "columns": lambda a, b: a @ b[:, :, :1],
+            "both": lambda a, b: a[:, :1] @ b[:, :, :1],
+            "all": lambda a, b: a @ b,
+        }
+        assert_compiled(fns, a.to(dtype), b.to(dtype), bound=0)
+
+
+def test_a_product_with_a_power_of_two_has_torchs_dtype() -> None:
+    kinds = (torch.bool, torch.int64, torch.float16, torch.float32)
+    xs = [torch.ones(4, dtype=kind) for kind in kinds]
+    pairs = {f"{a} {b}": (a, b) for a in range(4) for b in (1, 2, 3)}
+    fns = {name: lambda *x, a=a, b=b: torch.ldexp(x[a], x[b]) for name, (a, b) in pairs.items()}
+    assert_compiled(fns, *xs, bound=1e-3)
