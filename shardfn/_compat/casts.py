@@ -38,13 +38,5 @@ def unrounded_forgotten(_: Callable[..., Any], *args: Any) -> None:
     """
 
 
-def sums_kept(original: Callable[..., Any], graph: Any, zeros: Any, ones: Any) -> None:
-    """Patch how Inductor takes out sums with zeros and products with ones: the sums stay.
-
-    Args:
-        original: of torch.
-        graph: an fx graph.
-        zeros: its nodes whose elements are all 0.
-        ones: its nodes whose elements are all 1.
-    """
-    original(graph, type(zeros)(), ones)
+def sums_kept(_: Callable[..., Any], *args: Any) -> None:
+    """Patch how Inductor takes out sums with zeros, and products with ones: they stay."""
