@@ -29,7 +29,9 @@ from .dynamo import (
     argument_facts,
     generators,
     guards,
+    instance_checks,
     lazy,
+    missing_attributes,
     reading,
     refused,
     restored,
@@ -131,6 +133,11 @@ READING = (  # a captured function, by Dynamo
             VARIABLES
             + "UserDefinedClassVariable.resolve_cls_descriptor": user_objects.class_described,
             "torch._dynamo.variables.hashable:HashableTracker.__eq__": user_objects.keys_compared,
+            f"{TRANSLATOR}._load_attr": missing_attributes.attribute_loaded,
+            "torch._dynamo.variables.builtin:GetAttrBuiltinVariable._call_getattr": (
+                missing_attributes.attribute_asked
+            ),
+            VARIABLES + "BuiltinVariable.call_isinstance": instance_checks.instance_checked,
         },
         takes="substitutes",
     ),

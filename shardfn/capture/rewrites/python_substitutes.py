@@ -430,7 +430,13 @@ def _default_device() -> torch.device:
     return torch.get_default_device()
 
 
+def formatted(value: Any, format_spec: str = "", /) -> str:
+    """Python's format, of which Dynamo drops the specification (torch 2.13)."""
+    return f"{value:{format_spec}}"
+
+
 TABLE = {
+    format: formatted,
     torch.get_default_device: get_default_device,
     F.ctc_loss: ctc_loss,
     F.l1_loss: l1_loss,

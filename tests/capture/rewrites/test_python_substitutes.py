@@ -420,3 +420,18 @@ def test_methods_of_the_names_of_a_parameters_class_are_those_of_text() -> None:
         read = lambda x, test=test: x * w if test(w) else x
         torch.testing.assert_close(sf.jit(read, backend="aten")(X), X * w)
         torch.testing.assert_close(sf.grad(lambda x, read=read: read(x).sum())(X), w.expand(5, 7))
+
+
+class Formatted:
+    def __format__(self, spec: str) -> str:
+        return f"<{spec}>"
+
+
+def test_format_follows_its_specification() -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+        n, width = x.shape[0], x.shape[1]
+        texts = [format(10, "b"), format(10), format(1.2345, ".2f"), format("q", ">5")]
+        texts += [format(n, "03d"), format(3, f">{width}"), format(Formatted(), "a"), format(None)]
+        return x * 2, [*texts, *map(format, [1, 2], ["b", "03"]), f"{10:b}"]
+
+    assert sf.jit(fn, backend="aten")(X)[1] == fn(X)[1]
