@@ -211,11 +211,3 @@ def test_an_error_that_nobody_catches_is_that_of_python(value: Any) -> None:
     with pytest.raises(AttributeError) as raised:
         sf.jit(lambda x: x * value.missing(1), backend="aten")(X)
     assert str(raised.value) == str(expected.value)
-
-
-def test_an_object_that_dynamo_knows_in_part_is_refused() -> None:
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        return x * loaded(torch.no_grad())
-
-    with pytest.raises(sf.CaptureError):
-        sf.jit(fn, backend="aten")(X)

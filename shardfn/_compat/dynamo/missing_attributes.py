@@ -30,11 +30,7 @@ def attribute_asked(
 
 
 def _raise_if_missing(tx: Any, attribute: Any) -> None:
-    """Raise AttributeError in the captured code for the stand-in of an attribute that is missing.
-
-    Raises:
-        Unsupported: whether the attribute is missing is not known.
-    """
+    """Raise AttributeError in the captured code for the stand-in of a missing attribute."""
     from torch._dynamo.exc import raise_observed_exception
     from torch._dynamo.variables import GetAttrVariable
 
@@ -57,7 +53,7 @@ def _raise_if_missing(tx: Any, attribute: Any) -> None:
 
 
 def _has(tx: Any, x: Any, cls: type, name: str) -> bool:
-    """Whether an object has an attribute that its class does not have."""
+    """Whether an object has, or may have, an attribute that its class does not have."""
     from torch._dynamo.exc import Unsupported
     from torch._dynamo.variables import AutogradFunctionVariable
 
@@ -71,6 +67,4 @@ def _has(tx: Any, x: Any, cls: type, name: str) -> bool:
     try:
         return x.call_obj_hasattr(tx, name).as_python_constant()
     except Unsupported:
-        if cls.__dictoffset__ and not issubclass(cls, BaseException):
-            raise
-        return False
+        return bool(cls.__dictoffset__) and not issubclass(cls, BaseException)
