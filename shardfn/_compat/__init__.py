@@ -129,7 +129,7 @@ from .dynamo.sizes import (
     sizes_named,
     torch_marks,
 )
-from .dynamo.spared import graph_module
+from .dynamo.spared import function_of, graph_module
 from .dynamo.sparse import Sparse
 from .dynamo.steps import Functions as StepFunctions
 from .dynamo.symbols import Sized, Symbols
@@ -398,6 +398,7 @@ __all__ = [
     "for_a_while",
     "forward_hooks_of",
     "forward_pre_hooks_of",
+    "function_of",
     "generated",
     "generated_code",
     "gone_spec",

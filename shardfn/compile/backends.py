@@ -31,13 +31,13 @@ def aten(graph: torch.fx.GraphModule, donated: Sequence[int] = (), *_: Any) -> R
     """
     separate(graph, donated)
     op_by_op(graph.graph)
-    graph.recompile()
+    function = _compat.function_of(graph)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad():
             values = list(inputs)
             inputs.clear()
-            return graph(*values)
+            return function(*values)
 
     return run
 

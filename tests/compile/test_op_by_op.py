@@ -79,3 +79,14 @@ def test_a_zero_with_a_sign_stays_one_in_a_complex_number() -> None:
     fn = lambda z: torch.where(z.real > 0, complex(-0.0, 1), z).real
     z = torch.ones(2, dtype=torch.complex128)
     assert torch.signbit(sf.jit(fn, backend="aten")(z)).all()
+
+
+def test_hooks_of_all_modules_are_those_of_the_users_modules() -> None:
+    linear, x = torch.nn.Linear(2, 2), torch.ones(3, 2)
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, _, y: y + 100)
+    try:
+        for backend in ("aten", "inductor"):
+            call = sf.jit(lambda x: linear(x) * 2, backend=backend)
+            torch.testing.assert_close(call(x), linear(x) * 2)
+    finally:
+        hook.remove()

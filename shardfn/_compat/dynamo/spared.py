@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,6 +38,15 @@ def code_on_demand() -> Iterator[None]:
 def graph_module(root: Any, nodes: torch.fx.Graph) -> torch.fx.GraphModule:
     """A module of a graph, whose code is written when it is read or run."""
     return lazy._LazyGraphModule(root, nodes)
+
+
+def function_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Write the code of a graph and return it as a function. A call of the module would call the
+    hooks that the user has registered for all modules.
+    """
+    module.recompile()
+    assert module.code
+    return module.forward
 
 
 @contextlib.contextmanager
