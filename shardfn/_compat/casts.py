@@ -19,8 +19,8 @@ def rounding(
     copy: bool = False,
     use_compute_types: bool = True,
 ) -> Any:
-    """Patch Inductor's casts: one to 16 bits that the program has rounds its values, also where
-    they are cast back.
+    """Patch Inductor's casts: code of Triton rounds where the program casts to 16 bits. Code of C++
+    rounds once it forgets what it has cast.
 
     Args:
         original: of torch.
