@@ -172,6 +172,7 @@ from .memory import (
     exchange,
     is_forgotten,
     is_sole_owner,
+    may_overlap,
     storage_of,
     without_memory,
 )
@@ -457,6 +458,7 @@ __all__ = [
     "made_by_hooks",
     "made_or_not",
     "maker_of",
+    "may_overlap",
     "mapped_index",
     "modules_of",
     "name_of_group",

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .memory import may_overlap
+
 aten = torch.ops.aten
 NARROW = (torch.int8, torch.int16)
 WRITERS = (
@@ -236,11 +238,11 @@ def _place(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 def _written(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """Decompose an op that writes into a copy of its first argument to one of a tensor in which
     each element has its own memory. Inductor writes into the argument itself, such as an expanded
-    tensor.
+    tensor or overlapping windows.
     """
 
     def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if all(s or n < 2 for n, s in zip(x.shape, x.stride(), strict=True)):
+        if 0 not in x.stride() and not may_overlap(x):
             return NotImplemented
         return op(x.clone(memory_format=torch.contiguous_format), *args, **kwargs)
 

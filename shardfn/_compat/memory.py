@@ -135,3 +135,18 @@ def empty_strided(
     with torch._C._DisableTorchDispatch():
         like = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         return FakeTensor(mode, like, torch.device(device))
+
+
+def may_overlap(x: object) -> bool:
+    """Whether two elements of a tensor may lie at one place of its memory."""
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+        return False
+    if any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride())) or 0 in x.shape:
+        return False
+    dims = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1)
+    reach = 0
+    for stride, size in dims:
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False

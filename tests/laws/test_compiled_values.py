@@ -435,6 +435,7 @@ def test_a_write_into_an_expanded_tensor_is_into_one_element() -> None:
         "select": lambda v: by_row(v).select_scatter(v, 1, 2),
         "slice": lambda v: by_row(v).slice_scatter(ones, 1, 1, 3),
         "diagonal": lambda v: by_row(v).diagonal_scatter(v),
+        "windows": lambda v: v.repeat(3).unfold(0, 3, 1).index_add(0, idx, torch.ones(2, 3)),
         "mask": lambda v: by_row(v).masked_scatter(torch.eye(2, 4).bool(), v),
     }
     assert_compiled(fns, v, bound=0)

@@ -183,25 +183,10 @@ def refuse_windows(node: torch.fx.Node, name: str) -> None:
 
 def _is_windowed(node: torch.fx.Node | None) -> bool:
     """Whether a value is a view by overlapping or gapped windows."""
-    shared = node is not None and _may_overlap(node.meta.get("val"))
+    shared = node is not None and _compat.may_overlap(node.meta.get("val"))
     while node is not None and not shared:
         if node.target is torch.ops.aten.unfold.default:
             before, after = node.all_input_nodes[0].meta["val"], node.meta["val"]
-            shared = after.numel() != before.numel() or _may_overlap(after)
+            shared = after.numel() != before.numel() or _compat.may_overlap(after)
         node = viewed(node)
     return shared
-
-
-def _may_overlap(x: object) -> bool:
-    """Whether two elements of a tensor may lie at one place of its memory."""
-    if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
-        return False
-    if any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride())) or 0 in x.shape:
-        return False
-    dims = sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1)
-    reach = 0
-    for stride, size in dims:
-        if stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
