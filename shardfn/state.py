@@ -151,6 +151,7 @@ CACHES = (
     State("capture.rewrites.foreach", "table", "torch._foreach ops", CLEAR_CACHE),
     State("_compat.fakes.answers", "_ANSWERS", "results of fake tensors", CLEAR),
     State("_compat.cpp_kernels.units", "_kernels", "compiled C++ kernels", CLEAR),
+    State("compile.text.ops", "_name_of_op", "names of ops that files may call", CLEAR_CACHE),
     State("compile.once", "_runners", "compiled programs in use, by key", CLEAR),
     State("capture.checkpoint.torch_policies", "_contexts", "context_fns of checkpoint", CLEAR),
     State("capture.checkpoint.policies", "read", "policies, by text", CLEAR_CACHE),

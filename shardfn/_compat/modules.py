@@ -308,6 +308,54 @@ def batch_norm(module: Any, input: torch.Tensor) -> torch.Tensor:
     return out
 
 
+CAUSAL_MASK = torch.nn.modules.transformer._detect_is_causal_mask
+
+
+@read_by_dynamo
+def causal_mask(
+    mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None
+) -> bool:
+    """_detect_is_causal_mask, which compares a mask with a causal one. Here a mask is applied as it
+    is unless the caller says that it is causal: the values are the same.
+    """
+    return is_causal is True
+
+
+ENCODER = torch.nn.TransformerEncoder.forward
+_ENCODER = twin(ENCODER)
+
+
+@read_by_dynamo
+def encoder(
+    module: Any,
+    src: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    src_key_padding_mask: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+) -> torch.Tensor:
+    """TransformerEncoder.forward. Where torch takes nested tensors, its layers leave zeros at the
+    padding that follows each sequence.
+    """
+    out = _ENCODER(module, src, mask, src_key_padding_mask, is_causal)
+    if mask is not None or not _is_nested(module, src, src_key_padding_mask):
+        return out
+    keep = src_key_padding_mask.logical_not()
+    follows = (keep == keep.to(torch.uint8).cummin(1).values).all()
+    zeros = out.new_zeros(out.shape[-1])
+    padding = zeros if module.norm is None else module.norm(zeros)
+    return torch.where((follows & ~keep).unsqueeze(-1), padding, out)
+
+
+def _is_nested(module: Any, src: torch.Tensor, padding: torch.Tensor | None) -> bool:
+    first = module.layers[0]
+    is_eager = torch.backends.mha._is_fastpath_enabled and not torch.is_autocast_enabled()
+    if padding is None or not is_eager or not module.use_nested_tensor or src.dim() != 3:
+        return False
+    tensors = src, *first.parameters()
+    has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return not first.training and not has_gradient
+
+
 COUNTS_BATCHES = "a SyncBatchNorm without a momentum"
 SYNCS_ON_CPU = "a SyncBatchNorm of several processes on the CPU"
 SYNC_BATCH_NORM = torch.nn.SyncBatchNorm.forward
@@ -339,6 +387,19 @@ def batch_norm_run(_: Callable[..., Any], module: Any, input: torch.Tensor) -> t
 def sync_batch_norm_run(_: Callable[..., Any], module: Any, input: torch.Tensor) -> torch.Tensor:
     """Patch SyncBatchNorm.forward in a module that runs."""
     return sync_batch_norm(module, input)
+
+
+def causal_mask_run(_: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Patch _detect_is_causal_mask in a module that runs."""
+    return causal_mask(*args, **kwargs)
+
+
+def encoder_run(_: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Patch TransformerEncoder.forward in a module that runs, whose parameters do not say whether
+    they require grad.
+    """
+    forward = _ENCODER if torch.is_grad_enabled() else encoder
+    return forward(*args, **kwargs)
 
 
 def applied(original: Any, module: Any, fn: Any, recurse: bool = True) -> Any:

@@ -580,14 +580,16 @@ MODULE = (  # while a module runs that Dynamo does not trace
     ),
     Patch(
         what="torch.optim.Adafactor, and batch norms without a momentum",
-        why="Adafactor converts norms to Python numbers, and a batch norm without a momentum "
-        "converts its count of batches to a Python number",
-        lost="without shardfn's patch, a capture of Adafactor or of BatchNorm1d(n, momentum=None) "
-        "fails",
+        why="Adafactor converts norms to Python numbers, a batch norm without a momentum its count "
+        "of batches, and nn.TransformerEncoder(mask=...) whether its mask is causal",
+        lost="without shardfn's patch, a capture of Adafactor, of BatchNorm1d(n, momentum=None) or "
+        "of nn.TransformerEncoder(mask=...) fails",
         calls={
             "torch.optim._adafactor:_single_tensor_adafactor": modules.with_numbers_as_tensors,
             "torch.nn.modules.batchnorm:_BatchNorm.forward": modules.batch_norm_run,
             "torch.nn.modules.batchnorm:SyncBatchNorm.forward": modules.sync_batch_norm_run,
+            "torch.nn.modules.transformer:_detect_is_causal_mask": modules.causal_mask_run,
+            "torch.nn.modules.transformer:TransformerEncoder.forward": modules.encoder_run,
         },
         is_mine=reading.is_reading,
     ),

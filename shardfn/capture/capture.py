@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from .. import _compat, tracebacks
-from ..errors import ShardError
+from ..errors import CaptureError, ShardError
 from ..ops import debug, placement
 from ..types import Program
 from . import annotations as sources
@@ -57,6 +57,8 @@ class Captured:
     reads: Reads  # the function's reads outside of its arguments
     strided: dict[int, bool]  # inputs whose memory as_strided reads: `strided.settle`
     derivative: Derivative | None = None  # of a function with its gradients
+    # why it has no gradients, of a call that autograd follows
+    no_derivative: CaptureError | None = None
     # what captures it for other sizes; None if it is for these alone
     template: Template | None = None
     # why the sizes of dynamic dims are constants of it

@@ -38,7 +38,7 @@ from .arguments import (
     taken,
 )
 from .artefacts.save import save_compiled
-from .backward.op import Differentiable
+from .backward.op import Differentiable, refusing_backward
 from .backward.second_half import Backward
 from .donation import Donation, donation_of
 from .failed_runs import explained
@@ -107,6 +107,8 @@ class Compiled:
     def _wrap(self) -> Callable[..., Any]:
         make = maker(self.placed, self.captured, self.partition)
         place = in_tree(self.captured)
+        if error := self.captured.no_derivative:
+            place = refusing_backward(error, place)
         if make is None or self.backward is not None:
             return place
         return lambda outs, *spares: place(make(outs, *spares))

@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...errors import CaptureError, call_site, is_ours, is_users, source_at
+from ...errors import CaptureError, ShardError, call_site, is_ours, is_users, source_at
 from . import data_dependent, rank_numbers, tensor_subclasses
 from .custom_ops import cause_of_custom_op
 from .display_libraries import cause_in_display, is_of_display
@@ -63,6 +63,8 @@ CUSTOM_OP = (
     "torch.library.custom_op with register_autograd, and arguments that are tensors, not "
     "lists of tensors",
 )
+
+NO_DERIVATIVE = DETACHED, CUSTOM_OP[1]  # what errors suggest where torch has none
 
 SHARED = (
     "under vmap, the function writes values that differ between samples to a tensor that all "
@@ -377,6 +379,11 @@ def module_error_of(error: BaseException, name: str) -> CaptureError | None:
         return None
     got, fix = known
     return CaptureError.of(name, got, needed="one pure graph of tensor ops", fix=fix, source=source)
+
+
+def is_of_derivative(error: ShardError) -> bool:
+    """Return whether an error says that torch has no derivative of an op."""
+    return error.fix in NO_DERIVATIVE
 
 
 def cause_in_tables(

@@ -446,9 +446,11 @@ TABLE = {
     torch.combinations: combinations,
     F.gaussian_nll_loss: gaussian_nll_loss,
     torch.nn.init.trunc_normal_: truncated_normal_,
+    _compat.CAUSAL_MASK: _compat.causal_mask,
     **(
         {F.linear_cross_entropy: linear_cross_entropy} if hasattr(F, "linear_cross_entropy") else {}
     ),
 }
 replaced_calls.FUNCTIONS[_compat.BATCH_NORM] = _compat.batch_norm
 replaced_calls.FUNCTIONS[_compat.SYNC_BATCH_NORM] = _compat.sync_batch_norm
+replaced_calls.FUNCTIONS[_compat.ENCODER] = _compat.encoder

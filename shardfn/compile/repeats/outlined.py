@@ -75,6 +75,7 @@ class _Repeats:
         self.nodes = list(graph.nodes)
         self.position = {node: k for k, node in enumerate(self.nodes)}
         self.value_texts: dict[Node, Any] = {}
+        self.numbers: dict[str, int] = {}  # of the texts of types and of ops, in order
         self.copies: list[Copies] = []
 
     def groups(self) -> list[Copies]:
@@ -86,24 +87,24 @@ class _Repeats:
         """Return a number for each node: equal for equal ops on equal types, negative for a node
         that no block may hold.
         """
-        numbers: dict[str, int] = {}
-        return [self.token(node, numbers) for node in self.nodes]
+        types: dict[Node, int] = {}
+        return [self.token(node, types) for node in self.nodes]
 
-    def token(self, node: Node, numbers: dict[str, int]) -> int:
-        """Return the number of a node, and note the text of its value."""
+    def token(self, node: Node, types: dict[Node, int]) -> int:
+        """Return the number of a node. Note the text of its value, and the number of its type."""
         try:
             if "val" in node.meta and node.op != "output":
                 self.value_texts[node] = text_of_value(node)
+                types[node] = self.number(self.value_texts[node])
             if not may_be_in_block(node):
                 return -1
-            text = json.dumps(text_of_op(node, self.value_texts[node], self._type_number))
+            return self.number(text_of_op(node, types[node], types.__getitem__))
         except (Unwritable, KeyError):
             return -1
-        return numbers.setdefault(text, len(numbers))
 
-    def _type_number(self, node: Node) -> Any:
-        """Return what stands for an argument in a token: its type."""
-        return self.value_texts[node]
+    def number(self, text: Any) -> int:
+        """Return a number for a text: equal for equal texts."""
+        return self.numbers.setdefault(repr(text), len(self.numbers))
 
     def take(self, windows: Windows) -> Sequence[Span]:
         """Take the windows whose blocks are equal in all that their ops read."""

@@ -4,6 +4,7 @@ nothing else: none reads a file, runs Python, or writes to memory of others.
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable
@@ -32,11 +33,14 @@ def name_of(target: Any) -> str | None:
     """Return the name under which a file calls an op; None if a file may not call it."""
     if target is operator.getitem:
         return GETITEM
-    if not isinstance(target, _compat.OpOverload):
-        return None
-    if target is torch.ops.shardfn.run_loop.default:  # of a compiled program, not of a file
-        return str(target)
-    return str(target) if is_allowed(target) else None
+    return _name_of_op(target) if isinstance(target, _compat.OpOverload) else None
+
+
+@functools.cache
+def _name_of_op(op: Any) -> str | None:
+    """Return the name under which a file calls an op of torch; None if a file may not call it."""
+    is_loop = op is torch.ops.shardfn.run_loop.default  # of a compiled program, not of a file
+    return str(op) if is_loop or is_allowed(op) else None
 
 
 def op_of(name: Any) -> Callable[..., Any] | None:

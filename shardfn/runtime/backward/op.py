@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 import torch
 
-from ... import _compat
-from ...errors import ShardError, call_site
+from ... import _compat, _tree
+from ...errors import CaptureError, ShardError, call_site
 from .second_half import Backward
 
 Function = Callable[[list[Any]], list[Any]]
@@ -94,3 +95,29 @@ def _saved(name: str, ctx: Any) -> list[torch.Tensor]:
         raise ShardError.of(name, got, fix=fix, source=call_site()) from error
     ctx.maybe_clear_saved_tensors()
     return saved
+
+
+def refusing_backward(
+    error: CaptureError, place: Callable[[list[Any]], Any]
+) -> Callable[[list[Any]], Any]:
+    """Return a function of the results of a call that autograd follows, where torch has no
+    derivative of an op: their backward raises the error.
+
+    Args:
+        error: says which op.
+        place: puts results in their tree.
+    """
+    token = torch.empty(0, requires_grad=True)  # so that autograd follows the results
+    return lambda results: place(list(_Refused.apply(token, error, results)))
+
+
+class _Refused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _: torch.Tensor, error: CaptureError, results: list[Any]) -> Any:
+        ctx.error = error
+        ctx.mark_non_differentiable(*[x for x in results if not _tree.is_floating(x)])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise copy.copy(ctx.error) from None

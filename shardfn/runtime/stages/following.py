@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from ...capture import Arguments, Captured
 from ...capture.drawing import refuse_state
 from ...capture.key_reuse import used_keys
-from ...errors import ShardError, call_site
+from ...capture.refusals.torch_errors import is_of_derivative
+from ...errors import CaptureError, ShardError, call_site
 from ...ops import debug
 from ...placement import Stage
 from ...types import stage_of
@@ -28,7 +29,8 @@ def followed_capture(
     """Capture a function for a call, together with its gradients if autograd follows the call.
 
     Tensors that the function closes over are known when it has been captured. If autograd
-    follows one of them, the function is captured again.
+    follows one of them, the function is captured again. If torch has no derivative of one of its
+    ops, as of attention's own backward, it is captured without gradients.
 
     Returns:
         (the request for the program that is captured, the capture).
@@ -44,7 +46,13 @@ def followed_capture(
     with debug.show_constants_at_end(request.name):
         while True:
             mine = _following(request, arguments, placed, closed, names)
-            captured = captured_for(mine, arguments, placed)
+            try:
+                captured = captured_for(mine, arguments, placed)
+            except CaptureError as error:
+                if mine is request or not is_of_derivative(error):
+                    raise
+                first = first or captured_for(request, arguments, placed)
+                return request, attrs.evolve(first, no_derivative=error)
             outside = captured.outside
             first = first or captured
             lost = outside.lost(closed) if request.differentiated is not None else []

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 import shardfn as sf
 from shardfn import P
@@ -103,11 +104,11 @@ def test_a_substitute_equals_the_function_in_value_and_gradient(case: str) -> No
     (wanted,) = torch.autograd.grad(loss(leaf), leaf)
     with sf.fake_world(2):
         mesh = sf.make_mesh((2,), ("a",))
-        torch.testing.assert_close(
+        assert_close(
             sf.full(sf.shard(fn, mesh, P("a"), backend="aten")(x)), fn(x), rtol=1e-10, atol=1e-10
         )
         got = sf.full(sf.shard(sf.grad(loss), mesh, P("a"), backend="aten")(x))
-    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+    assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("zero_infinity", [False, True])
@@ -121,9 +122,9 @@ def test_ctc_losses_of_every_pair_of_lengths_are_torchs(zero_infinity: bool) -> 
         lengths = torch.tensor([n, 4]), torch.tensor([k, 3 - k])
         leaf = LOGITS[:4].clone().requires_grad_()
         wanted = loss(leaf, *lengths)
-        torch.testing.assert_close(values(leaf.detach(), *lengths), wanted.detach())
+        assert_close(values(leaf.detach(), *lengths), wanted.detach())
         (gradient,) = torch.autograd.grad(wanted.nan_to_num().sum(), leaf)
-        torch.testing.assert_close(ours(leaf.detach(), *lengths)[1], gradient, equal_nan=True)
+        assert_close(ours(leaf.detach(), *lengths)[1], gradient, equal_nan=True)
 
 
 BATCHES = torch.randn(3, 6, 4, generator=G, dtype=torch.float64)
@@ -147,12 +148,12 @@ def test_a_batch_norm_without_a_momentum_averages_over_all_batches(kind: Any, ho
             torch.stack([y for y, _ in single]),
             {name: torch.stack([after[name] for _, after in single]) for name in buffers},
         )
-        torch.testing.assert_close(found, wanted)
+        assert_close(found, wanted)
         return
     for x in BATCHES:
         y, buffers = call(params, buffers, x)
-        torch.testing.assert_close(y, norm(x))
-        torch.testing.assert_close(buffers, dict(norm.named_buffers()))
+        assert_close(y, norm(x))
+        assert_close(buffers, dict(norm.named_buffers()))
 
 
 @pytest.mark.parametrize("kind", [torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm])
@@ -163,12 +164,12 @@ def test_a_closed_over_batch_norm_without_a_momentum_counts_its_batches(kind: An
     for x in BATCHES:
         plain(x).sin().sum().backward()
         step(x).backward()
-    torch.testing.assert_close(dict(ours.named_buffers()), dict(plain.named_buffers()))
+    assert_close(dict(ours.named_buffers()), dict(plain.named_buffers()))
     gradients = [[p.grad for p in layers.parameters()] for layers in (ours, plain)]
-    torch.testing.assert_close(*gradients)
+    assert_close(*gradients)
     for layers in (plain, ours):
         layers.eval()
-    torch.testing.assert_close(step(BATCHES[0]), plain(BATCHES[0]).sin().sum())
+    assert_close(step(BATCHES[0]), plain(BATCHES[0]).sin().sum())
 
 
 def test_a_sync_batch_norm_without_a_momentum_is_refused_in_a_module_of_several_ranks() -> None:
@@ -188,9 +189,9 @@ def test_a_batch_norm_without_a_momentum_counts_the_batches_of_all_ranks() -> No
         step = sf.shard(fn, mesh, (P(), P(), P("a")), backend="aten")
         for x in BATCHES:
             y, buffers = step(params, buffers, x)
-            torch.testing.assert_close(sf.full(y), norm(x))
+            assert_close(sf.full(y), norm(x))
         after = {name: sf.full(x) for name, x in buffers.items()}
-    torch.testing.assert_close(after, dict(norm.named_buffers()))
+    assert_close(after, dict(norm.named_buffers()))
 
 
 class Logged(torch.nn.Module):
@@ -215,12 +216,12 @@ def test_a_tensor_of_a_list_of_tensors_has_their_values_and_no_gradient(make: An
     fn, params, buffers = sf.functionalize(module)
     ours: tuple[Callable[[Any], Any], ...] = (module, lambda x: fn(params, buffers, x)[0])
     for f in ours:
-        torch.testing.assert_close(sf.jit(f, backend="aten")(X), module(X))
+        assert_close(sf.jit(f, backend="aten")(X), module(X))
         gradient = sf.grad(lambda x, f=f: f(x)[0].sum() + x.sum())(X)
-        torch.testing.assert_close(gradient, torch.ones_like(X))
+        assert_close(gradient, torch.ones_like(X))
         with sf.fake_world(2):
             step = sf.shard(f, sf.make_mesh((2,), ("a",)), P("a"), backend="aten")
-            torch.testing.assert_close(sf.full(step(X)), module(X))
+            assert_close(sf.full(step(X)), module(X))
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="not in this torch")
@@ -234,7 +235,7 @@ def test_chunked_linear_cross_entropy_has_its_gradient() -> None:
     loss = lambda w: F.linear_cross_entropy(X, w, target, options=options)
     w = torch.randn(4, 7, generator=G, dtype=torch.float64)
     wanted = torch.func.grad(lambda w: F.cross_entropy(X @ w.T, target))(w)
-    torch.testing.assert_close(sf.grad(loss)(w), wanted, rtol=1e-12, atol=1e-12)
+    assert_close(sf.grad(loss)(w), wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_substitutes_take_the_arguments_of_torchs_functions() -> None:
@@ -367,8 +368,8 @@ def test_a_module_passes_the_weight_of_an_l1_loss() -> None:
     module = Weighted()
     fn, params, buffers = sf.functionalize(module)
     wanted = module(X)
-    torch.testing.assert_close(sf.jit(fn, backend="aten")(params, buffers, X)[0], wanted)
-    torch.testing.assert_close(sf.jit(lambda x: module(x), backend="aten")(X), wanted)
+    assert_close(sf.jit(fn, backend="aten")(params, buffers, X)[0], wanted)
+    assert_close(sf.jit(lambda x: module(x), backend="aten")(X), wanted)
 
 
 def test_a_weight_of_another_shape_is_refused() -> None:
@@ -402,10 +403,10 @@ def test_the_default_device_is_a_constant_of_each_program() -> None:
     made = lambda x: x + torch.ones(5, 7, dtype=x.dtype, device=torch.get_default_device())
     run = sf.jit(scale, backend="aten")
     for _ in range(2):
-        torch.testing.assert_close(run(X), 2 * X)
+        assert_close(run(X), 2 * X)
         with torch.device("meta"):
-            torch.testing.assert_close(run(X), 3 * X)
-    torch.testing.assert_close(sf.jit(made, backend="aten")(X), X + 1)
+            assert_close(run(X), 3 * X)
+    assert_close(sf.jit(made, backend="aten")(X), X + 1)
 
 
 def test_methods_of_the_names_of_a_parameters_class_are_those_of_text() -> None:
@@ -418,8 +419,8 @@ def test_methods_of_the_names_of_a_parameters_class_are_those_of_text() -> None:
     ]
     for test in tests:
         read = lambda x, test=test: x * w if test(w) else x
-        torch.testing.assert_close(sf.jit(read, backend="aten")(X), X * w)
-        torch.testing.assert_close(sf.grad(lambda x, read=read: read(x).sum())(X), w.expand(5, 7))
+        assert_close(sf.jit(read, backend="aten")(X), X * w)
+        assert_close(sf.grad(lambda x, read=read: read(x).sum())(X), w.expand(5, 7))
 
 
 class Formatted:
@@ -435,3 +436,64 @@ def test_format_follows_its_specification() -> None:
         return x * 2, [*texts, *map(format, [1, 2], ["b", "03"]), f"{10:b}"]
 
     assert sf.jit(fn, backend="aten")(X)[1] == fn(X)[1]
+
+
+def stack(kind: str) -> Any:
+    """An encoder, a decoder or both, without dropout, of width 8."""
+    options: Any = {"dropout": 0.0, "batch_first": True, "dtype": torch.float64}
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, **options)
+    if kind == "encoder":
+        module = torch.nn.TransformerEncoder(layer, 2)
+        return lambda x, mask: module(x, mask=mask)
+    if kind == "decoder":
+        own = torch.nn.TransformerDecoderLayer(8, 2, 16, **options)
+        module = torch.nn.TransformerDecoder(own, 2)
+        return lambda x, mask: module(x, 2 * x, tgt_mask=mask)
+    module = torch.nn.Transformer(8, 2, 1, 1, 16, **options)
+    return lambda x, mask: module(x, 2 * x, src_mask=mask, tgt_mask=mask)
+
+
+SEQUENCES = torch.randn(3, 5, 8, generator=G, dtype=torch.float64)
+CAUSAL = torch.nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, CAUSAL < 0, CAUSAL.flip(1)], ids=["causal", "bool", "no"])
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "both"])
+def test_a_mask_of_a_transformer_is_applied_whether_it_is_causal_or_not(
+    kind: str, mask: torch.Tensor
+) -> None:
+    call = stack(kind)
+    want = call(SEQUENCES, mask)
+    assert_close(sf.jit(call, backend="aten")(SEQUENCES, mask), want)
+    assert_close(sf.jit(lambda x: call(x, mask.clone()), backend="aten")(SEQUENCES), want)
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        got = sf.shard(call, mesh, (P("dp"), P()), backend="aten")(SEQUENCES, mask)
+        assert_close(sf.full(got), want)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_padding_after_a_sequence_is_zero_where_torch_takes_nested_tensors(
+    has_norm: bool, is_training: bool, follows: bool
+) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, dtype=torch.float64)
+    norm = torch.nn.LayerNorm(8, dtype=torch.float64) if has_norm else None
+    encoder = torch.nn.TransformerEncoder(layer, 2, norm).train(is_training)
+    if norm is not None:
+        torch.nn.init.normal_(norm.bias, generator=G)
+    padding = torch.arange(5) >= torch.tensor([5, 3, 1])[:, None]
+    padding = padding if follows else padding.flip(1)
+
+    def call(x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return encoder(x, src_key_padding_mask=padding)
+
+    for has_grad in (True, False):
+        with torch.set_grad_enabled(has_grad):
+            want = call(SEQUENCES, padding)
+            assert_close(sf.jit(call, backend="aten")(SEQUENCES, padding), want)
+            fn, *state = sf.functionalize(encoder)
+            step = sf.jit(fn, backend="aten")
+            assert_close(step(*state, SEQUENCES, src_key_padding_mask=padding)[0], want)
