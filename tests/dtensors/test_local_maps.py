@@ -207,7 +207,7 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str, str]] = {
     ),
     "a DTensor returned": (
         lambda x: one(lambda y: x, ROWS, (ROWS,))(x),
-        "the mapped function returns a DTensor",
+        "the mapped function returns a DTensor, and must return a plain tensor",
         "x.to_local() of the DTensor x",
     ),
 }

@@ -130,3 +130,13 @@ def test_so_does_a_branch_of_torch_func_that_nothing_captures() -> None:
     found = torch.func.grad(lambda xs: torch.func.vmap(branch)(xs).sum())(MIXED)
     assert_close(found, gradient)
     assert_close(torch.func.grad(branch)(MIXED[0]), gradient[0])
+
+
+@pytest.mark.parametrize("order", ["hessian", "forward over forward"])
+def test_second_derivatives_of_samples_are_those_of_each(order: str) -> None:
+    fn = lambda x: sf.cond(x.sum() > 0, lambda x: x.sin() * x, lambda x: x**3, x).sum()
+    plain = lambda x: (x.sin() * x if x.sum() > 0 else x**3).sum()
+    xs = torch.tensor([[1.0, 2.0, 3.0], [-1.0, -2.0, 0.5]], dtype=torch.float64)
+    second = sf.hessian(fn) if order == "hessian" else sf.jacfwd(sf.jacfwd(fn))
+    want = torch.stack([torch.autograd.functional.hessian(plain, x) for x in xs])
+    assert_close(sf.vmap(second)(xs), want)

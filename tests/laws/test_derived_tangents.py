@@ -162,3 +162,41 @@ def test_a_column_major_tangent_is_added_to_a_zero_tangent_in_forward_over_forwa
     assert_close(sf.jit(TANGENT(TANGENT(f)), backend="aten")(X), plain(plain(f))(X))
     third = plain(plain(torch.func.grad(f)))(X)
     assert_close(sf.jit(TANGENT(TANGENT(sf.grad(f))), backend="aten")(X), third)
+
+
+Z = torch.tensor([1 + 1j, 0.3 - 2j, 2j], dtype=torch.complex128)
+R = torch.tensor([0.7, 1.2, 2.0], dtype=F64)
+POWERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "base": lambda x: x**Z,
+    "exponent": lambda x: Z**x,
+    "of a number": lambda x: (2 + 1j) ** x,
+    "to a number": lambda x: torch.pow(x, 2 - 1j),
+    "reflected": lambda x: x.__rpow__(2 + 1j),
+    "of a product": lambda x: (x * Z) ** x,
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+def test_the_tangent_of_a_power_of_a_real_and_a_complex_number_is_refused(name: str) -> None:
+    f = lambda x: torch.view_as_real(POWERS[name](x))
+    for fn in (lambda x: sf.jvp(f, (x,), (R,))[1], sf.jacfwd(f)):
+        with pytest.raises(sf.CaptureError, match="is real for a real operand beside a complex"):
+            sf.jit(fn, backend="aten")(R)
+    assert_close(sf.jacrev(f)(R), torch.autograd.functional.jacobian(f, R))
+
+
+def test_the_tangent_of_a_complex_operand_of_a_power_is_torchs() -> None:
+    for f in (lambda z: z**R, lambda z: R**z, lambda z: z**2, lambda z: 2.5**z):
+        (_, got), (_, want) = (jvp(f, (Z,), (R * Z,)) for jvp in (sf.jvp, torch.func.jvp))
+        assert_close(got, want)
+
+
+def test_a_right_hand_side_that_torch_takes_for_vectors_is_refused() -> None:
+    factors = torch.eye(3, dtype=F64) + torch.stack([X.tril(), V.tril(), W.tril()])
+    tangents = torch.stack([V.tril(), W.tril(), X.tril()])
+    f = lambda factors: torch.cholesky_solve(X, factors)
+    with pytest.raises(sf.CaptureError, match="takes one matrix for several vectors"):
+        sf.jvp(f, (factors,), (tangents,))
+    whole = lambda factors: torch.cholesky_solve(X.expand(3, 3, 3), factors)
+    want = (torch.autograd.functional.jacobian(f, factors) * tangents).sum((-3, -2, -1))
+    assert_close(sf.jvp(whole, (factors,), (tangents,))[1], want)

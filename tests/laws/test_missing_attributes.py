@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.distributed import _functional_collectives as functional
 
 import shardfn as sf
 
@@ -191,6 +192,14 @@ def test_attributes_that_objects_have_are_read() -> None:
         return x * 2, made, values, names, float.fromhex("0x1p1"), x.shape.numel()
 
     assert sf.jit(fn, backend="aten")(X)[1:] == fn(X)[1:]
+
+
+def test_a_collective_by_hand_is_awaited() -> None:
+    with sf.fake_world(2):
+        mesh = sf.make_mesh((2,), ("dp",))
+        reduced = lambda x: functional.all_reduce(x, "sum", mesh).wait() + 1
+        lowered = sf.jit(reduced, backend="aten").lower(X)
+        assert [c.kind for c in lowered.collectives] == ["all_reduce"]
 
 
 def test_hasattr_and_defaults_are_those_of_python() -> None:

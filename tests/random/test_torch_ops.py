@@ -342,3 +342,21 @@ def test_custom_vjp_draws_in_its_forward() -> None:
     noisy.defvjp(forward, lambda drawn, g: (g * drawn,))
     grad = _again(sf.jit(sf.grad(lambda x: noisy(x).sum())), X)
     assert torch.equal(grad, _plain(torch.rand_like, X))
+
+
+def test_a_pullback_and_a_push_draw_the_numbers_of_their_value() -> None:
+    x = torch.ones(50, dtype=torch.float64)
+    drop = lambda x: torch.nn.functional.dropout(x, 0.5)
+    with sf.random.state.fork("pullbacks"):
+        value, pull = sf.vjp(drop, x)
+        other = sf.jit(drop, backend="aten")(x)
+        assert not torch.equal(value, other)
+        for _ in range(2):
+            assert torch.equal(pull(x)[0], value)
+        left, push = sf.linearize(drop, x)
+        assert not torch.equal(left, value)
+        for _ in range(2):
+            assert torch.equal(push(x), left)
+        before = sf.random.state.get()
+        pull(x)
+        assert all(torch.equal(x, before[tag]) for tag, x in sf.random.state.get().items())

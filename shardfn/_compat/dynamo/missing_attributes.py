@@ -8,7 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
+
+SCALARS = np.float64, np.int64  # to Dynamo, they are arrays
+TENSORS = DTensor, AsyncCollectiveTensor  # to Dynamo, they are plain tensors
 
 
 def attribute_loaded(_: Any, load: Callable[..., Any], tx: Any, name: str) -> None:
@@ -61,8 +65,8 @@ def _has(tx: Any, x: Any, cls: type, name: str) -> bool:
         return hasattr(x.fn_cls, name)
     if cls is tuple and x.source is None:
         return True  # to Dynamo, a PackedSequence that the code makes is a tuple
-    if x.is_tensor():  # to Dynamo, a scalar of NumPy is an array, and a DTensor a tensor
-        others = (np.float64, np.int64) if issubclass(cls, np.ndarray) else (DTensor,)
+    if x.is_tensor():
+        others = SCALARS if issubclass(cls, np.ndarray) else TENSORS
         return any(hasattr(other, name) for other in others)
     try:
         return x.call_obj_hasattr(tx, name).as_python_constant()

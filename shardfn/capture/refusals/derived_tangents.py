@@ -4,6 +4,7 @@ derivative of a tangent lacks terms. torch.func is wrong in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,22 @@ class Row(NamedTuple):
     until: str = "later than 2.15"  # the torch version that ends it
     at_once: bool = False  # the tangent itself is wrong already
     third: bool = False  # only a third derivative is wrong, two of them in forward mode
+    of: Callable[..., bool] = lambda *_: True  # for which of its first two arguments
+
+
+def _like_vectors(b: Any, factor: Any) -> bool:
+    """Whether a right-hand side has the shape of one vector for each of several matrices."""
+    return b.dim() == factor.dim() - 1 and b.shape == factor.shape[:-1]
+
+
+def _real_with_tangent(base: Any, exponent: Any) -> bool:
+    """Whether one of two operands is complex, and the other, which has a tangent, is real."""
+    pairs = [(x, z) for x, z in ((base, exponent), (exponent, base)) if _is_complex(z)]
+    return any(not _is_complex(x) and "jvp" in _compat.followed([x]) for x, _ in pairs)
+
+
+def _is_complex(x: Any) -> bool:
+    return x.is_complex() if isinstance(x, torch.Tensor) else isinstance(x, complex)
 
 
 FACTORS = "torch's tangent of this op treats the factors of the matrix as constants"
@@ -50,6 +67,18 @@ TABLE = (
         "torch's tangent of this op counts both triangles of the matrix",
         at_once=True,
     ),
+    Row(
+        ("cholesky_solve",),
+        "torch's tangent of this op takes one matrix for several vectors, where its shape allows",
+        at_once=True,
+        of=_like_vectors,
+    ),
+    Row(
+        ("pow", "__rpow"),
+        "torch's tangent of this op is real for a real operand beside a complex one",
+        at_once=True,
+        of=_real_with_tangent,
+    ),
 )
 ROWS = {name: row for row in TABLE for name in row.ops}
 FIX = "differentiate forward over reverse: sf.hessian, or sf.jvp of sf.grad or sf.vjp"
@@ -63,7 +92,7 @@ def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     """
     name = name_of(node).split(".")[0].removeprefix("linalg_").rstrip("_")
     row = ROWS.get(name)
-    if row is None:
+    if row is None or not row.of(*args[:2]):
         return
     modes = _compat.followed([*args, *kwargs.values()])
     if row.at_once and "jvp" in modes:

@@ -156,6 +156,9 @@ def refuse_array_writes(python: torch.fx.GraphModule, name: str) -> None:
             )
 
 
+OF_TANGENT = torch.ops.aten._new_zeros_with_same_feature_meta.default
+
+
 def refuse_windows(node: torch.fx.Node, name: str) -> None:
     """Refuse a write through windows that overlap, or that leave elements out: torch's
     functionalization gives other values than the write has (torch 2.13).
@@ -182,7 +185,11 @@ def refuse_windows(node: torch.fx.Node, name: str) -> None:
 
 
 def _is_windowed(node: torch.fx.Node | None) -> bool:
-    """Whether a value is a view by overlapping or gapped windows."""
+    """Whether a value is a view by overlapping or gapped windows. The memory that torch makes for a
+    tangent like that of its primal, which it then fills, is none.
+    """
+    if node is not None and node.target is OF_TANGENT:
+        return False
     shared = node is not None and _compat.may_overlap(node.meta.get("val"))
     while node is not None and not shared:
         if node.target is torch.ops.aten.unfold.default:

@@ -308,6 +308,17 @@ FOUND = (
         "pass the tensors and numbers that the object holds",
     ),
     (
+        r"AutogradFunctionVariable\(\), apply\)|operator `callable`|`<unknown module>\.Tensor\.",
+        "the function uses a method of torch as a value, such as tensor.add or the apply of an "
+        "autograd.Function",
+        "a function that calls it: lambda *args: Function.apply(*args)",
+    ),
+    (
+        r"subclasses that define a custom `jvp` method",
+        "autograd records a call of an autograd.Function that has a jvp of its own",
+        "sf.grad inside of the function; or the call under torch.no_grad()",
+    ),
+    (
         r"maximum recursion depth exceeded",
         "Python's limit of recursion is met while the function is read",
         "a loop in place of a function that calls itself; or int(index) where a list is indexed by "

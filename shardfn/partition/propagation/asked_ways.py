@@ -72,6 +72,29 @@ def is_asked(axes: MeshAxes, node: Node, moved: Sequence[int]) -> bool:
     return is_known and bool(moved) and all(axes.option(ATTENTION, axis) for axis in moved)
 
 
+def refuse_together(call: OpCall, axes: MeshAxes, axis: int, name: str, node: Node) -> None:
+    """Refuse the strategy that the user asks for on an axis, if there is one: it does not go
+    together with those of the axes before.
+
+    Raises:
+        PlacementError: names the axes.
+    """
+    way = axes.option(ATTENTION, axis)
+    if way is None or not axis or rules.row_of(call.target).way_of is None:
+        return
+    own, before = axes.names[axis], ", ".join(map(repr, axes.names[:axis]))
+    raise PlacementError.of(
+        f"{name}, attention",
+        f"attention over {own!r} must be computed by {way!r}, which does not go together with how "
+        f"{before} shards it",
+        needed="causal rings in which one axis shards the sequence; and, where there are fewer key "
+        "heads than query heads, axes that shard both before those that shard query heads alone",
+        fix=f"no attention= for {own!r}; or inputs that {before} shards on another dim",
+        **origin_of(node),
+        arg_path="attention",
+    )
+
+
 def _described(call: OpCall) -> str:
     """Describe an attention for an error."""
     tensors = tensors_by_name(call)

@@ -29,7 +29,7 @@ from ..redistribute import Move, route
 from ..rule_api.check_strategies import failed, strategies_of
 from ..rule_api.strategy import Choice, OpCall, arguments, replicated, tensors
 from . import refusals
-from .asked_ways import asked_rows, is_asked
+from .asked_ways import asked_rows, is_asked, refuse_together
 from .decompose_softmax import decomposed, works_along_sharded_dim
 from .lookahead import Ahead
 from .partial import partial_means, shared_partials
@@ -596,6 +596,7 @@ class Walk:
                 own = [fixed[axis]]
             fitting = self.fitting(call, own, placed)
             if not fitting:
+                refuse_together(call, self.axes, axis, self.name, node)
                 problem = f"none of the op's sharding strategies fits on axis {name}"
                 raise failed(problem, rule, call, self.name, node)
             is_term = self.stays_partial(node, axis)

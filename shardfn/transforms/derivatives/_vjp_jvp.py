@@ -15,6 +15,7 @@ from ... import _compat, _tree
 from ...accepted import accept
 from ...errors import TreeError
 from ...ops import placement
+from ...random import state
 from ...runtime import Request
 from ...tracebacks import filter_errors
 from .._flattened import Flattened, check_aux, pulled_back, without_overlaps
@@ -176,8 +177,8 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     Returns:
         A tuple (value, pull), or (value, pull, aux). `pull(cotangent)` returns a tuple with a tree
         for each argument. Each leaf of the trees that `pull` returns has the placement of its
-        argument. Outside of any transform, each call of `pull` recomputes the value of fn, because
-        no residuals are saved.
+        argument. Outside of any transform, each call of `pull` recomputes the value of fn with the
+        same random numbers, because no residuals are saved.
 
     Raises:
         TreeError: the cotangent that is passed to `pull` does not match the value.
@@ -196,11 +197,12 @@ def vjp(fn: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         back = lambda cotangent: pulled(name_of(fn), flat, pull, cotangent)
         return (flat.value(value), back, flat.aux(aux[0])) if has_aux else (flat.value(value), back)
     accept("vjp", fn=fn, has_aux=has_aux)
+    again = _drawing_again()
     value = Evaluated((fn,))(*primals)
     if has_aux:
         is_pair = isinstance(value, (tuple, list)) and len(value) == 2
         check_aux(name_of(fn), is_pair, type(value).__name__)
-    pull = lambda cotangent: Reverse((fn,), has_aux)(primals, cotangent)
+    pull = again(lambda cotangent: Reverse((fn,), has_aux)(primals, cotangent))
     return (value[0], pull, value[1]) if has_aux else (value, pull)
 
 
@@ -214,7 +216,8 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
 
     Returns:
         A tuple (value, push). `push(*tangents)` returns the tangent of the value. Each call of
-        `push` also recomputes the value of fn.
+        `push` also recomputes the value of fn: outside of a captured function with the same random
+        numbers, and inside with other ones, as in torch.func.
 
     Raises:
         TreeError: the tangents that are passed to `push` do not match the primals.
@@ -227,6 +230,23 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
         >>> value, push(torch.tensor(2.0))
         (tensor(0.), tensor(2.))
     """
-    if not _compat.is_tracing():
-        accept("linearize", fn=fn)
-    return Evaluated((fn,))(*primals), lambda *tangents: Forward((fn,), False)(primals, tangents)[1]
+    push = lambda *tangents: Forward((fn,), False)(primals, tangents)[1]
+    if _compat.is_tracing():
+        return Evaluated((fn,))(*primals), push
+    accept("linearize", fn=fn)
+    again = _drawing_again()
+    return Evaluated((fn,))(*primals), again(push)
+
+
+def _drawing_again() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what lets functions draw the random numbers that the next call draws."""
+    states, tag = state.get(), state.tag
+
+    def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def drawing_again(*args: Any) -> Any:
+            with state.again(states, tag):
+                return fn(*args)
+
+        return drawing_again
+
+    return wrapped

@@ -110,7 +110,25 @@ class Scale:
         return x * 3
 
 
+class Triple(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g * 3
+
+
+class TripleWithTangent(Triple):
+    jvp = Triple.backward
+
+
 SCALE, READ = Scale(), Scale()
+TWO, LEAF = torch.full((2,), 2.0), torch.ones(2, requires_grad=True)
 assert READ.factor is not None
 
 
@@ -156,6 +174,22 @@ UNREAD = {  # what is refused -> the problem, and a function that follows the ad
     lambda x: x * SCALE.factor: (
         "the function enters a lock, or reads a functools.cached_property for the first time",
         lambda x: x * READ.factor,
+    ),
+    lambda x: sf.checkpoint(Triple.apply)(x): (
+        "the function uses a method of torch as a value",
+        lambda x: sf.checkpoint(lambda *args: Triple.apply(*args))(x),
+    ),
+    lambda x: sf.cond(x.sum() > 0, Triple.apply, Triple.apply, x): (
+        "the function uses a method of torch as a value",
+        lambda x: sf.cond(x.sum() > 0, lambda x: Triple.apply(x), lambda x: -x, x),
+    ),
+    lambda x: sf.vmap(TWO.add)(x): (
+        "the function uses a method of torch as a value",
+        lambda x: sf.vmap(lambda *args: TWO[0].add(*args))(x),
+    ),
+    lambda x: TripleWithTangent.apply(LEAF) * x: (
+        "autograd records a call of an autograd.Function that has a jvp of its own",
+        lambda x: sf.vjp(lambda x: TripleWithTangent.apply(x), x)[1](x)[0],
     ),
 }
 

@@ -130,8 +130,10 @@ def takes_strided(call: OpCall, choice: Choice) -> bool:
 
 def fits(call: OpCall, ins: Sequence[MeshPlacements]) -> bool:
     """Return whether the strategies of several axes go together: where a rank counts its rows or
-    heads, no axis may have a strided shard of them. Keys travel over one axis, and in causal
-    attention over one that alone shards the queries, in plain chunks or as a zigzag.
+    heads, no axis may have a strided shard of them. An axis that shards the heads of queries alone
+    comes after those that shard heads of both, so that a rank's queries are of its keys. Keys
+    travel over one axis, and in causal attention over one that alone shards the queries, in plain
+    chunks or as a zigzag.
     """
     query, key = (ins[_index(call, name)] for name in ("query", "key"))
     turns = [layout.is_zigzag(m) and layout.shards(m, QUERIES) for m in query]
@@ -141,16 +143,16 @@ def fits(call: OpCall, ins: Sequence[MeshPlacements]) -> bool:
         for m in (*query, *key)
         if not layout.is_plain(m) and not (is_zigzag and layout.is_zigzag(m))
     }
-    lacks_heads = any(
-        layout.shards(q, HEADS) and not layout.shards(k, HEADS)
-        for q, k in zip(query, key, strict=True)
-    )
+    pairs = zip(query, key, strict=True)
+    has_heads = [layout.shards(k, HEADS) for q, k in pairs if layout.shards(q, HEADS)]
+    lacks_heads = not all(has_heads)
     of_queries, of_keys = ([layout.shards(m, QUERIES) for m in ms] for ms in (query, key))
     counted = {HEADS} if lacks_heads else set()
     if call["is_causal"] or any(of_keys):
         counted.add(QUERIES)
     too_many = sum(of_keys) > 1 or (call["is_causal"] and any(of_keys) and sum(of_queries) > 1)
-    return not too_many and not counted & strided
+    is_nested = has_heads == sorted(has_heads, reverse=True)
+    return is_nested and not too_many and not counted & strided
 
 
 def gradients_of(call: OpCall) -> list[int | None]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from attention import CASES, Case, cubed, sharded, value_and_gradients
 from equality import close
 from worlds import simulated
@@ -101,3 +102,38 @@ def test_heads_and_sequence_lie_on_two_axes() -> None:
     with simulated(cp=3, tp=4) as mesh:
         step = sf.shard(sf.grad(cubed(case.attend), (0, 1, 2)), mesh, placed, backend="aten")
         close(sf.full(step(*args)), value_and_gradients(case, args)[1])
+
+
+HEADS = [P(None, ("a", "b")), P(None, ("b", "a")), P(None, "a"), P(None, "b"), P()]
+
+
+@pytest.mark.parametrize("heads", [(8, 4), (12, 2)])
+@pytest.mark.parametrize("of_keys", HEADS)
+@pytest.mark.parametrize("of_queries", HEADS)
+def test_heads_of_queries_and_of_fewer_keys_lie_on_any_axes(
+    of_queries: P, of_keys: P, heads: tuple[int, int]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, n, 4, 4) for n in (heads[0], heads[1], heads[1])]
+    args = [torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes]
+    attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    step = sf.value_and_grad(lambda *xs: (attend(*xs) ** 3).sum(), (0, 1, 2))
+    with simulated(a=2, b=2) as mesh:
+        placements = (of_queries, of_keys, of_keys)
+        close(sf.shard(step, mesh, placements, backend="aten")(*args), step(*args))
+
+
+@pytest.mark.parametrize("way", ["ring", "ulysses"])
+def test_a_way_that_another_axis_excludes_is_refused_by_its_name(way: str) -> None:
+    q, k = torch.ones(2, 8, 4, 4), torch.ones(2, 4 if way == "ulysses" else 8, 4, 4)
+    attend = lambda q, k, v: F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+    placements = (P(None, "a", "b"), P(), P()) if way == "ulysses" else (P(None, None, "a"),) * 3
+    with simulated(a=2, b=2) as mesh:
+        fn = sf.shard(attend, mesh, placements, attention={"b": way}, backend="aten")
+        with pytest.raises(sf.PlacementError) as caught:
+            fn.lower(q, k, k)
+    text = str(caught.value)
+    assert f"attention over 'b' must be computed by '{way}', which does not go together" in text
+    assert "how 'a' shards it" in text and caught.value.arg_path == "attention"
