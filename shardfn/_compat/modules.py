@@ -337,7 +337,7 @@ def encoder(
     padding that follows each sequence.
     """
     out = _ENCODER(module, src, mask, src_key_padding_mask, is_causal)
-    if mask is not None or not _is_nested(module, src, src_key_padding_mask):
+    if mask is not None or src_key_padding_mask is None or not _is_nested(module, src):
         return out
     keep = src_key_padding_mask.logical_not()
     follows = (keep == keep.to(torch.uint8).cummin(1).values).all()
@@ -346,10 +346,11 @@ def encoder(
     return torch.where((follows & ~keep).unsqueeze(-1), padding, out)
 
 
-def _is_nested(module: Any, src: torch.Tensor, padding: torch.Tensor | None) -> bool:
+def _is_nested(module: Any, src: torch.Tensor) -> bool:
+    """Whether torch takes nested tensors for padded sequences, as it does without gradients."""
     first = module.layers[0]
     is_eager = torch.backends.mha._is_fastpath_enabled and not torch.is_autocast_enabled()
-    if padding is None or not is_eager or not module.use_nested_tensor or src.dim() != 3:
+    if not is_eager or not module.use_nested_tensor or src.dim() != 3:
         return False
     tensors = src, *first.parameters()
     has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
