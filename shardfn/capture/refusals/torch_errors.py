@@ -308,7 +308,7 @@ FOUND = (
         "pass the tensors and numbers that the object holds",
     ),
     (
-        r"AutogradFunctionVariable\(\), apply\)|operator `callable`|`<unknown module>\.Tensor\.",
+        r"(?:AutogradFunction|Tensor)Variable\(\), \w+\)|`callable`|`<unknown module>\.Tensor\.",
         "the function uses a method of torch as a value, such as tensor.add or the apply of an "
         "autograd.Function",
         "a function that calls it: lambda *args: Function.apply(*args)",

@@ -175,10 +175,6 @@ UNREAD = {  # what is refused -> the problem, and a function that follows the ad
         "the function enters a lock, or reads a functools.cached_property for the first time",
         lambda x: x * READ.factor,
     ),
-    lambda x: sf.checkpoint(Triple.apply)(x): (
-        "the function uses a method of torch as a value",
-        lambda x: sf.checkpoint(lambda *args: Triple.apply(*args))(x),
-    ),
     lambda x: sf.cond(x.sum() > 0, Triple.apply, Triple.apply, x): (
         "the function uses a method of torch as a value",
         lambda x: sf.cond(x.sum() > 0, lambda x: Triple.apply(x), lambda x: -x, x),
