@@ -350,7 +350,7 @@ def _is_nested(module: Any, src: torch.Tensor) -> bool:
     """Whether torch takes nested tensors for padded sequences, as it does without gradients."""
     first = module.layers[0]
     is_eager = torch.backends.mha._is_fastpath_enabled and not torch.is_autocast_enabled()
-    if not is_eager or not module.use_nested_tensor or src.dim() != 3:
+    if not is_eager or not getattr(module, "use_nested_tensor", False) or src.dim() != 3:
         return False
     tensors = src, *first.parameters()
     has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

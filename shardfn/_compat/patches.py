@@ -579,7 +579,7 @@ MODULE = (  # while a module runs that Dynamo does not trace
         is_mine=reading.is_reading,
     ),
     Patch(
-        what="torch.optim.Adafactor, and batch norms without a momentum",
+        what="code of torch that reads numbers from tensors",
         why="Adafactor converts norms to Python numbers, a batch norm without a momentum its count "
         "of batches, and nn.TransformerEncoder(mask=...) whether its mask is causal",
         lost="without shardfn's patch, a capture of Adafactor, of BatchNorm1d(n, momentum=None) or "

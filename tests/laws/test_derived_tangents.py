@@ -171,6 +171,7 @@ POWERS: dict[str, Callable[[Tensor], Tensor]] = {
     "exponent": lambda x: Z**x,
     "of a number": lambda x: (2 + 1j) ** x,
     "to a number": lambda x: torch.pow(x, 2 - 1j),
+    "by keyword": lambda x: torch.pow(x, exponent=Z),
     "reflected": lambda x: x.__rpow__(2 + 1j),
     "of a product": lambda x: (x * Z) ** x,
 }

@@ -92,9 +92,10 @@ def refuse_derived(node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str,
     """
     name = name_of(node).split(".")[0].removeprefix("linalg_").rstrip("_")
     row = ROWS.get(name)
-    if row is None or not row.of(*args[:2]):
+    every = [*args, *kwargs.values()]
+    if row is None or not row.of(*every[:2]):
         return
-    modes = _compat.followed([*args, *kwargs.values()])
+    modes = _compat.followed(every)
     if row.at_once and "jvp" in modes:
         got, fix = f"{row.why}", "use reverse mode: sf.vjp or sf.jacrev"
     elif row.third:
