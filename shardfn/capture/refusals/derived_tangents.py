@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 def _like_vectors(b: Any, factor: Any) -> bool:
     """Whether a right-hand side has the shape of one vector for each of several matrices."""
-    return b.dim() == factor.dim() - 1 and b.shape == factor.shape[:-1]
+    return b.shape == factor.shape[:-1]
 
 
 def _real_with_tangent(base: Any, exponent: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from ... import _compat, _tree
+from ... import _compat
 from ...errors import CaptureError, ShardError, call_site
 from .second_half import Backward
 
@@ -115,7 +115,6 @@ class _Refused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _: torch.Tensor, error: CaptureError, results: list[Any]) -> Any:
         ctx.error = error
-        ctx.mark_non_differentiable(*[x for x in results if not _tree.is_floating(x)])
         return tuple(results)
 
     @staticmethod
