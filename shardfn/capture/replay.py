@@ -56,6 +56,8 @@ class Replay(torch.fx.Interpreter):
                 refuse_derived(node, *given)
                 refuse_sparse_gradient(node, *given)
                 refuse_dropped(node, *given)
+                if name_of(node) == "roll" and not _first(*given).dim():
+                    return _first(*given).clone()  # vmap would roll the samples (torch 2.15)
             return super().run_node(node)
         except ShardError:
             self.extra_traceback = False  # the error has the full text
@@ -77,6 +79,11 @@ class Replay(torch.fx.Interpreter):
         if target in EINSUMS:
             return einsum(*args, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The first argument of a call."""
+    return args[0] if args else next(iter(kwargs.values()))
 
 
 def _with_value_dtype(

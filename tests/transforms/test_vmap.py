@@ -32,3 +32,11 @@ def test_vmap_of_nothing_mapped_repeats_axis_size_times() -> None:
 def test_closed_over_mapped_values_keep_their_shape() -> None:
     outer = lambda x: sf.vmap(lambda y: (x * y).sum())(Y)
     close(sf.vmap(outer)(X), X @ Y.T)
+
+
+def test_samples_without_dims_are_not_rolled_into_each_other() -> None:
+    for roll in (lambda x: x.roll(1), lambda x: torch.roll(input=x, shifts=(2,)) * x):
+        want = torch.stack([roll(x) for x in X[0]])
+        close(sf.vmap(roll)(X[0]), want)
+        close(sf.vmap(sf.value_and_grad(roll))(X[0])[0], want)
+    close(sf.vmap(lambda x: x.roll(1))(X), X.roll(1, 1))
