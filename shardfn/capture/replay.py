@@ -56,8 +56,8 @@ class Replay(torch.fx.Interpreter):
                 refuse_derived(node, *given)
                 refuse_sparse_gradient(node, *given)
                 refuse_dropped(node, *given)
-                if name_of(node) == "roll" and not _first(*given).dim():
-                    return _first(*given).clone()  # vmap would roll the samples (torch 2.15)
+                if name_of(node) == "roll" and not _rolled(*given).dim():
+                    return _rolled(*given).clone()  # vmap would roll the samples (torch 2.15)
             return super().run_node(node)
         except ShardError:
             self.extra_traceback = False  # the error has the full text
@@ -81,9 +81,9 @@ class Replay(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The first argument of a call."""
-    return args[0] if args else next(iter(kwargs.values()))
+def _rolled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The tensor that a call of roll gets."""
+    return args[0] if args else kwargs["input"]
 
 
 def _with_value_dtype(

@@ -35,7 +35,7 @@ def test_closed_over_mapped_values_keep_their_shape() -> None:
 
 
 def test_samples_without_dims_are_not_rolled_into_each_other() -> None:
-    for roll in (lambda x: x.roll(1), lambda x: torch.roll(input=x, shifts=(2,)) * x):
+    for roll in (lambda x: x.roll(1), lambda x: torch.roll(shifts=(2,), input=x) * x):
         want = torch.stack([roll(x) for x in X[0]])
         close(sf.vmap(roll)(X[0]), want)
         close(sf.vmap(sf.value_and_grad(roll))(X[0])[0], want)
