@@ -31,6 +31,7 @@ from ...partition import Plan, cached_plan, local_sizes
 from ...partition.collective_bytes import collectives_in
 from ...partition.plan import Nested, Pipelined
 from ...partition.rule_api import registry
+from ...partition.slice_loops import batched_loops
 from ...partition.split_backward import SplitPlan, split_backward
 from ...placement_table import ArgumentPlacements, argument_placements
 from ...random import ambient
@@ -101,7 +102,10 @@ def traced_for(request: Request, arguments: Arguments) -> Traced:
         without, placed = placed, place(over, arguments)
         if placed.avals != without.avals:  # those without values live there
             return traced_for(over, arguments)
-    return Traced(request=request, placed=placed, captured=captured)
+    traced = Traced(request=request, placed=placed, captured=captured)
+    axes, ins, *_ = traced.placements()
+    program = batched_loops(captured.program, axes, ins)
+    return attrs.evolve(traced, captured=attrs.evolve(captured, program=program))
 
 
 def _traced_kinds(request: Request, arguments: Arguments, placed: Placed) -> Traced:
