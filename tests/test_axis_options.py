@@ -91,6 +91,13 @@ CANNOT = {
         "a number of key heads that is divisible by 4, the number of ranks",
         "gather",
     ),
+    "one query": (
+        Case("one", queries=1, keys=8, heads=4, few=4),
+        "ring",
+        "1 queries of 4 heads, 8 keys of 4",
+        "two queries or more",
+        "ulysses",
+    ),
     "more queries than keys": (
         Case("short", queries=8, keys=6, causal=True),
         "ring",

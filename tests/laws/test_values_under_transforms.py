@@ -163,6 +163,12 @@ def test_the_gradient_of_a_soft_margin_has_torchs_nan(reduction: str) -> None:
         assert_close(sf.jit(sf.grad(fn), backend=backend)(x), slope, equal_nan=True)
 
 
+def test_a_soft_margin_of_half_precision_has_torchs_infinity() -> None:
+    x = torch.tensor([[-12.0, 1.0], [0.5, -3.0]], dtype=torch.float16)
+    fn = lambda x: F.soft_margin_loss(x, torch.ones_like(x), reduction="none")
+    assert_close(sf.jit(fn, backend="aten")(x), fn(x))
+
+
 LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
     "prod": lambda x: x.prod(1),
     "cumprod": lambda x: x.cumprod(1) @ torch.arange(1.0, 4, dtype=F64),

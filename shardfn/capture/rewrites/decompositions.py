@@ -267,6 +267,15 @@ def _multilabel_margin_loss(
     return reduced, is_target.to(x.dtype).reshape(target.shape)
 
 
+MEAN = 1  # a reduction
+
+
+def _soft_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> torch.Tensor:
+    """The loss as torch's kernel has it: inf where the exponential is, also of half precision."""
+    loss = (-x * target).exp().log1p()
+    return (loss, loss.mean(), loss.sum())[reduction]
+
+
 def _soft_margin_loss_backward(
     g: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> torch.Tensor:
@@ -276,7 +285,6 @@ def _soft_margin_loss_backward(
     return slope / x.numel() if reduction == MEAN else slope
 
 
-MEAN = 1  # a reduction
 EXTREMES = {"amax": -math.inf, "amin": math.inf}
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 OWN: dict[Any, Callable[..., Any]] = {
@@ -302,6 +310,7 @@ FIRST = {
     aten.index_add.default: _added_at_number(aten.index_add.default),
     aten.index_add_.default: _added_at_number(aten.index_add_.default),
     aten.linspace.default: _linspace,
+    aten.soft_margin_loss.default: _soft_margin_loss,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.multi_margin_loss.default: _multi_margin_loss,
     aten.roll.default: _roll,

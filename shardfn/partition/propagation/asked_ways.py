@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from ...axis_options import ULYSSES
+from ...axis_options import RING, ULYSSES
 from ...errors import PlacementError
 from ...ops.higher_order import HigherOrder
 from ...ops.nodes import origin_of
@@ -44,20 +44,12 @@ def asked_rows(
     divides = way != ULYSSES or few % n == 0
     if way in by_way and divides:
         return [row for row in rows if way_of(call, row) == way]
-    is_flex = isinstance(call.target, HigherOrder)
     others = [x for x in by_way if x not in (None, way) and (x != ULYSSES or few % n == 0)]
     raise PlacementError.of(
         f"{name}, attention",
         f"attention over {axes.names[axis]!r} must be computed by {way!r}, which is not possible "
         f"for {_described(call)}",
-        needed=f"a number of key heads that is divisible by {n}, the number of ranks"
-        if way == ULYSSES
-        else "F.scaled_dot_product_attention, or queries whose number the blocks of the mask divide"
-        if is_flex
-        else (
-            "attention with as many queries as keys if causal, without dropout, and with a mask "
-            "only if the kernel accepts one"
-        ),
+        needed=_needed(call, way, n),
         fix=f"attention={{{axes.names[axis]!r}: {others[0]!r}}}"
         if others
         else f"no attention= for {axes.names[axis]!r}",
@@ -93,6 +85,22 @@ def refuse_together(call: OpCall, axes: MeshAxes, axis: int, name: str, node: No
         **origin_of(node),
         arg_path="attention",
     )
+
+
+def _needed(call: OpCall, way: str, n: int) -> str:
+    """Return what attention needs to be computed by a strategy, over n ranks."""
+    if way == ULYSSES:
+        return f"a number of key heads that is divisible by {n}, the number of ranks"
+    if tensors_by_name(call)["query"].shape[QUERIES] == 1:
+        return "two queries or more"
+    if not isinstance(call.target, HigherOrder):
+        return (
+            "attention with as many queries as keys if causal, without dropout, and with a mask "
+            "only if the kernel accepts one"
+        )
+    sdpa = "F.scaled_dot_product_attention"
+    by_blocks = f"{sdpa}, or queries whose number the blocks of the mask divide"
+    return sdpa if way == RING else by_blocks
 
 
 def _described(call: OpCall) -> str:

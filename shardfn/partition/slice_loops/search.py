@@ -256,10 +256,8 @@ def _can_batch(node: Node) -> bool:
 
 def _is_pure(node: Node) -> bool:
     """Return whether a node is an op with the same results each time."""
-    op = node.target
-    return (
-        isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded not in op.tags
-    )
+    tags = getattr(node.target, "tags", None)
+    return tags is not None and torch.Tag.nondeterministic_seeded not in tags
 
 
 def _same(graph: Graph) -> dict[Node, Node]:
