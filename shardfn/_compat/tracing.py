@@ -251,6 +251,13 @@ def is_transformed() -> bool:
     )
 
 
+def is_forward_mode() -> bool:
+    """Check whether torch.func's jvp is active."""
+    jvp = torch._C._functorch.TransformType.Jvp
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() == jvp for level in levels)
+
+
 def derivative_levels() -> int:
     """Count the active torch.func transforms that differentiate: grad and jvp."""
     kinds = torch._C._functorch.TransformType

@@ -395,7 +395,10 @@ def _gives_equal_reads(old: Any, new: Any, kinds: set[str]) -> bool:
         return False
     if is_constant(old):
         return constant_key(old) == constant_key(new)
-    if isinstance(old, types.FunctionType):  # its defaults and closure are separate places
-        return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
+    if isinstance(old, types.FunctionType):
+        # its defaults and closure are separate places, but for those of a library
+        is_open = not (is_library(old) and old.__closure__)
+        is_same = old.__code__ is new.__code__ and old.__globals__ is new.__globals__
+        return is_open and is_same
     hard = isinstance(old, (torch.Tensor, types.ModuleType, type)) or not kinds
     return not hard and kinds <= SOFT

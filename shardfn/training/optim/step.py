@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ... import _compat
+from ... import _compat, _tree
 from ...capture.modules.module_call import running
 from ...errors import CaptureError, TreeError, call_site
 from .graph import after_step
@@ -43,7 +43,10 @@ class Step:
                 if is_for_shapes:
                     with _compat.without_torch_functions():
                         self.rows(paths, params, grads, state)
-                    return tuple(map(_copied, (*params, *_flat(state, state))))
+                    copies = list(map(_copied, (*params, *_flat(state, state))))
+                    of_states = [x for own in state.values() for x in own.values()]
+                    given = *params, *grads, *of_states, *options.values()
+                    return tuple(_with_tangents(copies, given))
                 return self.in_graph(paths, params, grads, state, options)
 
         def first(
@@ -202,6 +205,15 @@ def _copied(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
     with _compat.without_torch_functions():
         return x.clone()
+
+
+def _with_tangents(results: Sequence[torch.Tensor], inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Tensors like these that have tangents if an input has one, as the results of a step do."""
+    if not _compat.is_forward_mode():
+        return [*results]
+    read = [x for x in _tree.tensors(inputs) if x.is_floating_point()]
+    every = torch.stack([x.sum().double() for x in read]).sum()
+    return [x + every.to(x.dtype) if x.is_floating_point() else x for x in results]
 
 
 def _chosen(
