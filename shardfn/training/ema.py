@@ -46,7 +46,7 @@ class Ema:
             return {"count": count, "average": as_shapes(params)}
         leaves = _tree.tensors(params)
         checks.check_averaged(len(leaves))
-        first = [x * 0 if self.debias else x.clone() for x in leaves]
+        first = [torch.zeros_like(x) if self.debias else x.clone() for x in leaves]
         device = leaves[0].device
         count = torch.zeros((), dtype=torch.int64, device=device)
         return {"count": count, "average": _tree.with_tensors(params, first)}
@@ -79,8 +79,12 @@ class Ema:
             accept("Ema.update", state=state)
         average = state["average"]
         paired, wrong = tree_pairs.pair(average, params, ("the average", "the parameters"))
-        checks.check_average(tuple(wrong))
         leaves = _tree.quick_leaves((params,))
+        both = [
+            [(tuple(x.shape), x.dtype) for x in values if isinstance(x, torch.Tensor)]
+            for values in (leaves, paired)
+        ]
+        checks.check_average(tuple(wrong), *map(tuple, both))
         new: list[torch.Tensor] = []
         for x, old in zip(leaves, paired, strict=True):
             if isinstance(x, torch.Tensor):

@@ -89,7 +89,7 @@ class LossScale:
             gradients are finite. The bool is the same on all ranks.
 
         Raises:
-            TreeError: a gradient is float16, in which small gradients become 0.
+            TreeError: a gradient is float16, in which small gradients become 0, or of integers.
 
         Source: torch.amp.GradScaler.unscale_.
 
@@ -125,7 +125,7 @@ class LossScale:
             A tree with the structure of `new`.
 
         Raises:
-            TreeError: the structures of the trees differ.
+            TreeError: the structures of the trees differ, or values that are no tensors.
 
         Source: jmp.select_tree; torch.amp.GradScaler.step, which skips.
 
@@ -140,7 +140,13 @@ class LossScale:
         paired, wrong = tree_pairs.pair(old, new, ("the old values", "the new values"))
         shapes = [tuple(x.shape) for x in _tree.tensors(new)]
         of_old = [tuple(x.shape) for x in paired if isinstance(x, torch.Tensor)]
-        checks.check_selected(tuple(wrong), tuple(shapes), tuple(of_old))
+        leaves = _tree.quick_leaves((new,))
+        constants = [
+            (x, y)
+            for x, y in zip(leaves, paired, strict=True)
+            if not isinstance(x, torch.Tensor) and x != y
+        ]
+        checks.check_selected(tuple(wrong), tuple(shapes), tuple(of_old), tuple(constants))
         pairs = zip(_tree.tensors(new), _tree.tensors(paired), strict=True)
         chosen = [torch.where(finite, x, y) for x, y in pairs]
         return _tree.with_tensors(new, chosen)

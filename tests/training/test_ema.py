@@ -52,8 +52,12 @@ def test_a_debiased_average_of_a_constant_is_the_constant() -> None:
             lambda: sf.ema(0.5).update([GRADS], sf.ema(0.5).init(GRADS)),
             "ema.update: the whole tree",
         ),
+        (
+            lambda: sf.ema(0.5).update(torch.ones(3), sf.ema(0.5).init(torch.ones(1))),
+            "ema.update: the parameters have a float32[3], but the average has a float32[1]",
+        ),
     ],
-    ids=["decay", "trees"],
+    ids=["decay", "trees", "shapes"],
 )
 def test_errors_name_what_does_not_fit(call: Any, text: str) -> None:
     with pytest.raises(sf.ShardError) as caught:

@@ -131,6 +131,16 @@ ERRORS: dict[str, tuple[Any, str]] = {
         "  interval is 0, a int, and must be an int from 1 up\n"
         "  needed: a positive number\n  try: 2.0**16",
     ),
+    "integer gradients": (
+        lambda: SCALER.unscale({"w": torch.tensor([8, 16])}, SCALER.init()),
+        "loss_scale.unscale: grads['w'] is torch.int64\n  needed: gradients of floating-point "
+        "parameters\n  try: leave them out of grads",
+    ),
+    "numbers that differ": (
+        lambda: SCALER.select(torch.tensor(False), (torch.ones(1), 4), (torch.ones(1), 3)),
+        "loss_scale.select: the new 4 is no tensor, and the old one is 3\n  needed: tensors where "
+        "the values differ\n  try: a torch.tensor for each of them",
+    ),
     "float16 gradients": (
         lambda: SCALER.unscale({"n": 1, "w": torch.ones(2).half()}, SCALER.init()),
         "loss_scale.unscale: grads['w'] is torch.float16\n  needed: gradients of float32 "

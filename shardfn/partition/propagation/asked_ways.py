@@ -87,7 +87,7 @@ def refuse_together(call: OpCall, axes: MeshAxes, axis: int, name: str, node: No
     )
 
 
-def _needed(call: OpCall, way: str, n: int) -> str:
+def _needed(call: OpCall, way: str | None, n: int) -> str:
     """Return what attention needs to be computed by a strategy, over n ranks."""
     if way == ULYSSES:
         return f"a number of key heads that is divisible by {n}, the number of ranks"

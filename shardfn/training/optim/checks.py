@@ -222,12 +222,21 @@ def _text(described: tuple[tuple[int, ...], torch.dtype]) -> str:
 
 
 @_compat.constant_in_graph
-def check_average(wrong: tuple[str, ...]) -> None:
-    """Check that parameters have the structure of their average.
+def check_average(
+    wrong: tuple[str, ...], params: tuple[Any, ...], average: tuple[Any, ...]
+) -> None:
+    """Check that parameters have the structure, shapes and dtypes of their average.
 
     Raises:
         TreeError: lists the differences.
     """
+    if not wrong:
+        pairs = zip(params, average, strict=True)
+        wrong = tuple(
+            f"the parameters have a {_text(x)}, but the average has a {_text(y)}"
+            for x, y in pairs
+            if x != y
+        )
     if wrong:
         raise TreeError.of(
             "ema.update",
@@ -253,9 +262,13 @@ def check_averaged(count: int) -> None:
 
 @_compat.constant_in_graph
 def check_selected(
-    wrong: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], of_old: tuple[tuple[int, ...], ...]
+    wrong: tuple[str, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    of_old: tuple[tuple[int, ...], ...],
+    constants: tuple[tuple[Any, Any], ...],
 ) -> None:
-    """Check that new and old values have one structure, and their tensors the same shapes.
+    """Check that new and old values have one structure, their tensors the same shapes, and that
+    what is no tensor is equal.
 
     Raises:
         TreeError: lists the differences.
@@ -265,6 +278,10 @@ def check_selected(
             f"the new values have tensors of shapes {list(shapes)}, but the old values have "
             f"{list(of_old)}",
         )
+    differ = [f"the new {new!r} is no tensor, and the old one is {old!r}" for new, old in constants]
+    if differ and not wrong:
+        needed, fix = "tensors where the values differ", "a torch.tensor for each of them"
+        raise TreeError.of("loss_scale.select", *differ, needed=needed, fix=fix, arg_path="new")
     if wrong:
         needed, fix = (
             "two trees with the same structure",
@@ -291,13 +308,16 @@ def check_unscaled(paths: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
     """Check that gradients can be divided by the scale of their loss.
 
     Raises:
-        TreeError: names those in float16.
+        TreeError: names those in float16, and those of integers.
     """
-    wrong = [
-        f"{path} is {dtype}"
-        for path, dtype in zip(paths, dtypes, strict=True)
-        if dtype == "torch.float16"
-    ]
+    rows = [*zip(paths, dtypes, strict=True)]
+    whole = ("torch.int", "torch.uint", "torch.bool")
+    of_integers = [f"{path} is {dtype}" for path, dtype in rows if dtype.startswith(whole)]
+    if of_integers:
+        needed, fix = "gradients of floating-point parameters", "leave them out of grads"
+        where = "loss_scale.unscale"
+        raise TreeError.of(where, *of_integers, needed=needed, fix=fix, arg_path="grads")
+    wrong = [f"{path} is {dtype}" for path, dtype in rows if dtype == "torch.float16"]
     if wrong:
         raise TreeError.of(
             "loss_scale.unscale",

@@ -327,3 +327,28 @@ def test_the_state_of_shapes_is_that_of_tensors_as_shapes(cls: Any, options: Any
     shape_of = lambda x: sf.ShapeDtype(tuple(x.shape), x.dtype)
     wanted = sf.tree_map(shape_of, opt.init(tensors))
     assert opt.init(sf.tree_map(shape_of, tensors)) == wanted
+
+
+def test_an_option_and_a_gradient_have_tangents() -> None:
+    params = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    opt = sf.optim(torch.optim.SGD, lr=0.5)
+    one = torch.tensor(1.0, dtype=torch.float64)
+
+    def by_lr(lr: torch.Tensor) -> torch.Tensor:
+        return opt.update(params, {"w": params["w"] * 2}, opt.init(params), lr=lr)[0]["w"].sum()
+
+    def by_gradient(g: torch.Tensor) -> torch.Tensor:
+        return opt.update(params, {"w": g}, opt.init(params))[0]["w"].sum()
+
+    assert sf.jvp(by_lr, (one / 2,), (one,))[1] == sf.grad(by_lr)(one / 2) == -6
+    ones = torch.ones_like(params["w"])
+    assert sf.jvp(by_gradient, (ones,), (ones,))[1] == sf.grad(by_gradient)(ones).sum() == -1
+
+
+def test_a_replaced_optimizer_is_read_again() -> None:
+    params = {"w": torch.ones(1)}
+    opt = sf.optim(torch.optim.SGD, lr=0.5)
+    step = sf.jit(lambda p: opt.update(p, p, opt.init(p))[0]["w"], backend="aten")
+    assert step(params) == 0.5
+    opt = sf.optim(torch.optim.SGD, lr=0.25)
+    assert step(params) == 0.75
