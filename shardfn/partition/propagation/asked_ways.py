@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from ...axis_options import RING, ULYSSES
+from ...axis_options import ULYSSES
 from ...errors import PlacementError
 from ...ops.higher_order import HigherOrder
 from ...ops.nodes import origin_of
@@ -98,9 +98,7 @@ def _needed(call: OpCall, way: str | None, n: int) -> str:
             "attention with as many queries as keys if causal, without dropout, and with a mask "
             "only if the kernel accepts one"
         )
-    sdpa = "F.scaled_dot_product_attention"
-    by_blocks = f"{sdpa}, or queries whose number the blocks of the mask divide"
-    return sdpa if way == RING else by_blocks
+    return "F.scaled_dot_product_attention, or queries whose number the blocks of the mask divide"
 
 
 def _described(call: OpCall) -> str:

@@ -69,6 +69,7 @@ from .lowering import (
     programs_of_all,
 )
 
+BATCHED = "shardfn_batched"  # the key under which a graph holds the captures before and after
 WITHOUT_AUTOGRAD = (
     "call under torch.no_grad(), since the results contain the gradients; or use sf.shard of "
     "the loss alone, whose loss.backward() runs the stages one after the other"
@@ -102,10 +103,23 @@ def traced_for(request: Request, arguments: Arguments) -> Traced:
         without, placed = placed, place(over, arguments)
         if placed.avals != without.avals:  # those without values live there
             return traced_for(over, arguments)
-    traced = Traced(request=request, placed=placed, captured=captured)
+    return _with_batched_loops(Traced(request=request, placed=placed, captured=captured))
+
+
+def _with_batched_loops(traced: Traced) -> Traced:
+    """Batch the loops over slices of sharded inputs. A capture has one record with its loops
+    batched, as its compiled programs are found by it.
+    """
+    captured = traced.captured
     axes, ins, *_ = traced.placements()
     program = batched_loops(captured.program, axes, ins)
-    return attrs.evolve(traced, captured=attrs.evolve(captured, program=program))
+    if program is captured.program:
+        return traced
+    known = program.graph.meta.get(BATCHED)
+    if known is None or known[0] is not captured:
+        known = captured, attrs.evolve(captured, program=program)
+        program.graph.meta[BATCHED] = known
+    return attrs.evolve(traced, captured=known[1])
 
 
 def _traced_kinds(request: Request, arguments: Arguments, placed: Placed) -> Traced:

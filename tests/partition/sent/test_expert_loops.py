@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from equality import equal
 from ranks import run_ranks
+from stagings import counts
 from torch.utils._pytree import tree_map
 
 import shardfn as sf
@@ -267,6 +268,16 @@ def test_every_placement(form: Form, mesh: tuple[tuple[int, ...], P, P]) -> None
     with sf.fake_world(math.prod(sizes)):
         fn = placed(form, sf.make_mesh(sizes, ("dp", "ep")), experts, tokens)
         equal(whole(fn(PARAMS, X)), step(form)(PARAMS, X))
+
+
+def test_global_tensors_and_dtensors_of_one_placement_share_a_program() -> None:
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((2, 2), ("dp", "ep"))
+        fn = placed(by_masks, mesh, P("ep"), P(("dp", "ep")))
+        fn.compile(PARAMS, X)
+        before = counts["partitions"]
+        fn(PARAMS, sf.distribute(X, mesh, P(("dp", "ep"))))
+        assert counts["partitions"] == before
 
 
 def _on_ranks() -> None:
