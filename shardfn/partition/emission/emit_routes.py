@@ -46,31 +46,61 @@ class Groups:
     """The groups of a mesh axis, whose ranks have a chunk of them each.
 
     Args:
-        count: of all groups.
+        count: of the groups of the axis: all, or those of a rank of the outer axis with the most.
+        total: of all groups.
         axis: of the mesh.
         ranks: of the axis.
         rows: that each rank can take.
         strict: whether every row must be of a group.
+        may_fail: whether the rows can be too many, or of no group.
         name: of the weights of the groups, for errors.
+        outer: the groups of the axis over which rows travelled before. None: the first.
     """
 
     count: int
+    total: int
     axis: int
     ranks: int
     rows: int
     strict: bool
+    may_fail: bool
     name: str
+    outer: Groups | None = None
 
     @property
-    def chunk(self) -> int:
+    def most_of_a_rank(self) -> int:
         """The groups of a rank with the most of them."""
         return layout.full_chunk(self.count, 1, self.ranks)
+
+    def size(self, b: Builder) -> int:
+        """Return how many groups the ranks of the axis have."""
+        return self.count if self.outer is None else self.outer.own(b)
+
+    def own(self, b: Builder) -> int:
+        """Return how many groups a rank has."""
+        return layout.chunk(self.size(b), 1, self.ranks, b.coordinates[self.axis])[1]
+
+    def chunk(self, b: Builder) -> int:
+        """Return how many groups the first rank of the axis has, 1 or more."""
+        return max(layout.full_chunk(self.size(b), 1, self.ranks), 1)
+
+    def start(self, b: Builder) -> Node | None:
+        """Emit the number of the first group of the axis; None for 0."""
+        return None if self.outer is None else self.outer.first(b)
+
+    def first(self, b: Builder) -> Node:
+        """Emit the number of the first group of a rank."""
+        own = b.call(aten.mul.Tensor, b.coords[self.axis], self.chunk(b))
+        start = self.start(b)
+        return own if start is None else b.call(aten.add.Tensor, start, own)
 
     # Routes
 
     def counts(self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard]) -> Node:
         """Emit the counts of a rank's own sorted rows: of each group, then of none."""
         (keys,) = (shard.node for shard in shards)
+        if (start := self.start(b)) is not None:
+            keys = b.call(aten.sub.Tensor, keys, start)
         like = {"dtype": keys.meta["val"].dtype, "device": keys.meta["val"].device}
         edges = b.call(aten.arange.default, self.count + 1, **like)
         starts = b.call(aten.searchsorted.Tensor, keys, edges)
@@ -85,18 +115,30 @@ class Groups:
         return b.call(aten.cat.default, [inside, b.call(aten.add.Tensor, first, after)])
 
     def needed(self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard]) -> Node:
-        """Emit the most rows that a rank of the axis gets, and the rows of no group."""
+        """Emit the most rows that a rank of the axis gets, with its group that gets the most of
+        them (`rows * total + group`), and the rows of no group.
+        """
         (every,) = (shard.node for shard in shards)
         total = b.call(aten.view.default, every, [self.ranks, self.count + 1])
         total = b.call(aten.sum.dim_IntList, total, [0])
-        groups = b.call(aten.slice.Tensor, total, 0, 0, self.count)
-        groups = b.call(
-            aten.constant_pad_nd.default, groups, [0, self.ranks * self.chunk - self.count]
-        )
-        by_rank = b.call(aten.view.default, groups, [self.ranks, self.chunk])
-        most = b.call(aten.amax.default, b.call(aten.sum.dim_IntList, by_rank, [1]), [0], True)
+        size, chunk = self.size(b), self.chunk(b)
+        groups = b.call(aten.slice.Tensor, total, 0, 0, size)
+        groups = b.call(aten.constant_pad_nd.default, groups, [0, self.ranks * chunk - size])
+        by_rank = b.call(aten.view.default, groups, [self.ranks, chunk])
+        like = {"dtype": torch.int64, "device": by_rank.meta["val"].device}
+        first = b.call(aten.arange.start_step, 0, self.ranks * chunk, chunk, **like)
+        fullest = b.call(aten.add.Tensor, b.call(aten.argmax.default, by_rank, 1), first)
+        if (start := self.start(b)) is not None:
+            fullest = b.call(aten.add.Tensor, fullest, start)
+        rows = b.call(aten.mul.Tensor, b.call(aten.sum.dim_IntList, by_rank, [1]), self.total)
+        most = b.call(aten.amax.default, b.call(aten.add.Tensor, rows, fullest), [0], True)
         outside = b.call(aten.slice.Tensor, total, 0, self.count, self.count + 1)
         return b.call(aten.cat.default, [most, outside])
+
+    def route_on(self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard]) -> list[Node]:
+        """Emit a rank's route over an axis after which rows travel on: without the ends."""
+        sent, _, *rest = self.route(b, args, kwargs, shards)
+        return [sent, *rest]
 
     def route(self, b: Builder, args: Args, kwargs: Any, shards: list[LocalShard]) -> list[Node]:
         """Emit a rank's route, of the counts of all ranks and what is needed: the rows that go
@@ -104,14 +146,17 @@ class Groups:
         that come, its inverse, and the group of each row.
         """
         every, needed = (shard.node for shard in shards)
-        n, chunk = self.ranks, self.chunk
+        n, size, chunk = self.ranks, self.size(b), self.chunk(b)
         every = b.call(aten.view.default, every, [n, self.count + 1])
+        start = self.start(b)
+        if start is None:
+            start = b.call(aten.zeros_like.default, b.coords[self.axis])
         every = b.call(
             torch.ops.shardfn.checked_groups.default,
-            every, needed, n, self.rows, self.strict, self.name,
+            every, needed, start, size, chunk, self.total, self.rows, self.strict, self.name,
         )  # fmt: skip
-        table = b.call(aten.slice.Tensor, every, 1, 0, self.count)
-        table = b.call(aten.constant_pad_nd.default, table, [0, n * chunk - self.count])
+        table = b.call(aten.slice.Tensor, every, 1, 0, size)
+        table = b.call(aten.constant_pad_nd.default, table, [0, n * chunk - size])
         table = b.call(aten.view.default, b.contiguous(table), [n, n, chunk])
         sent = b.call(aten.sum.dim_IntList, table, [2])
         coordinate = b.call(aten.view.default, b.coords[self.axis], [1])
@@ -133,24 +178,24 @@ class Groups:
         is_row = b.call(aten.lt.Tensor, places, total)
         order = b.call(aten.where.self, is_row, moved, places)
         back = b.call(aten.scatter.src, b.call(aten.zeros_like.default, order), 0, order, places)
-        first = b.call(aten.mul.Tensor, coordinate, chunk)
         group = b.call(aten.div.Tensor_mode, block, n, rounding_mode="floor")
-        none = b.call(aten.full_like.default, places, self.count)
-        groups = b.call(aten.where.self, is_row, b.call(aten.add.Tensor, group, first), none)
+        none = b.call(aten.full_like.default, places, self.total)
+        number = b.call(aten.add.Tensor, group, self.first(b))
+        groups = b.call(aten.where.self, is_row, number, none)
         return [sent, self._own_ends(b, ends), order, back, groups]
 
     def _by_group(self, b: Builder, x: Node) -> Node:
         """Emit a table of senders and groups, sorted by group."""
-        table = b.call(aten.view.default, x, [self.ranks, self.chunk])
+        chunk = self.chunk(b)
+        table = b.call(aten.view.default, x, [self.ranks, chunk])
         turned = b.contiguous(b.call(aten.transpose.int, table, 0, 1))
-        return b.call(aten.view.default, turned, [self.ranks * self.chunk])
+        return b.call(aten.view.default, turned, [self.ranks * chunk])
 
     def _own_ends(self, b: Builder, ends: Node) -> Node:
         """Emit where the rows of each of a rank's groups end."""
-        _, own = layout.chunk(self.count, 1, self.ranks, b.coordinates[self.axis])
-        table = b.call(aten.view.default, ends, [self.chunk, self.ranks])
+        table = b.call(aten.view.default, ends, [self.chunk(b), self.ranks])
         last = b.call(aten.select.int, table, 1, self.ranks - 1)
-        return b.contiguous(b.call(aten.slice.Tensor, last, 0, 0, own))
+        return b.contiguous(b.call(aten.slice.Tensor, last, 0, 0, self.own(b)))
 
     # Ops on the slices of groups
 
@@ -161,10 +206,8 @@ class Groups:
         with the numbers of a rank's own groups.
         """
         _, keys, *values = shards
-        _, own = layout.chunk(self.count, 1, self.ranks, b.coordinates[self.axis])
-        first = b.call(aten.mul.Tensor, b.coords[self.axis], self.chunk)
-        number = b.call(aten.sub.Tensor, keys.node, first)
-        inside = b.call(aten.clamp.default, number, 0, max(own - 1, 0))
+        number = b.call(aten.sub.Tensor, keys.node, self.first(b))
+        inside = b.call(aten.clamp.default, number, 0, max(self.own(b) - 1, 0))
         new: dict[Node, Node] = {keys.node: inside}
         if values:  # rows of no group add nothing
             (rows,) = values

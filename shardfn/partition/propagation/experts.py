@@ -303,7 +303,7 @@ def viewed(x: Node, dim: int, until: Container[Node]) -> tuple[Node, int]:
 
 
 def dispatch_of(walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements) -> Dispatch | None:
-    """Choose the mesh axis over which the rows of a sort travel to their experts; None where the
+    """Choose the mesh axes over which the rows of a sort travel to their experts; None where the
     experts are not sharded, or are gathered for fewer bytes.
 
     Args:
@@ -325,28 +325,60 @@ def dispatch_of(walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements) ->
         return None  # a row is no shorter than a dim along which all is equal
     if not all(counts_each(x, sort.elements, count) for x in sort.ops):
         return None
-    for axis, n in enumerate(walk.axes.sizes):
-        is_closed = walk.axes.names[axis] in walk.axes.closed
-        if n == 1 or is_closed or not any(w.is_sharded(axis) for w in weights):
-            continue
-        placements = _elements(walk, sort, now, axis)
+    best: Dispatch | None = None
+    least = _gathered_bytes(sort, ops, weights) * 1.0
+    gathered = least
+    for axes in _choices_of_axes(walk, weights):
+        placements = _elements(walk, sort, now, axes)
         if placements is None:
             continue
-        is_asked = walk.axes.option(ROWS, axis) is not None
-        gathered = _gathered_bytes(sort, ops, weights)
-        if is_asked or sent / _ranks(walk, placements) < gathered:
-            return Dispatch(walk, node, sort, ops, placements, axis, weights)
-    return None
+        cost = len(axes) * sent / _ranks(walk, placements)
+        if not all(k in axes for k in _expert_axes(walk, weights)):
+            cost += gathered / math.prod(walk.axes.sizes[k] for k in axes)
+        if cost < least or (best is None and any(_is_asked(walk, k) for k in axes)):
+            best = Dispatch(walk, node, sort, ops, placements, axes, weights)
+            least = cost
+    return best
 
 
-def _elements(walk: Walk, sort: LocalSort, now: MeshPlacements, axis: int) -> MeshPlacements | None:
-    """Return the placements of the sorted elements for a dispatch over an axis: sharded over it,
+def _expert_axes(walk: Walk, weights: Sequence[Weights]) -> tuple[int, ...]:
+    """Return the mesh axes over which experts are sharded, the one that cuts first in front."""
+    axes = walk.axes
+    return tuple(
+        k
+        for k, n in enumerate(axes.sizes)
+        if n > 1 and axes.names[k] not in axes.closed and any(w.is_sharded(k) for w in weights)
+    )
+
+
+def _is_asked(walk: Walk, axis: int) -> bool:
+    """Return whether the user bounds the rows that travel over an axis."""
+    return walk.axes.option(ROWS, axis) is not None
+
+
+def _choices_of_axes(walk: Walk, weights: Sequence[Weights]) -> Iterator[tuple[int, ...]]:
+    """Yield the axes over which rows may travel: those of the experts, all or one by one, with
+    those that the user names.
+    """
+    every = _expert_axes(walk, weights)
+    asked = {k for k in every if _is_asked(walk, k)}
+    for axes in dict.fromkeys([every, *((k,) for k in every)]):
+        if axes and asked <= {*axes}:
+            yield axes
+
+
+def _elements(
+    walk: Walk, sort: LocalSort, now: MeshPlacements, axes: Sequence[int]
+) -> MeshPlacements | None:
+    """Return the placements of the sorted elements for a dispatch over axes: sharded over them,
     which sends nothing. None if they cannot be.
     """
-    if now[axis] != "R":
+    if all(now[k] != "R" for k in axes):
         return now
     sharded = [*now]
-    sharded[axis] = layout.joined(0, max(*sort.each, chosen_of_each(sort.elements)))
+    for k in axes:
+        if now[k] == "R":
+            sharded[k] = layout.joined(0, max(*sort.each, chosen_of_each(sort.elements)))
     return layout.canonical(sort.elements.meta["val"].shape, sharded, walk.axes.sizes)
 
 
@@ -381,7 +413,7 @@ def _nbytes(x: torch.Tensor) -> int:
 
 @attrs.frozen(eq=False)
 class Route:
-    """The slots that say where rows go.
+    """The slots that say where rows go over one mesh axis.
 
     Args:
         sent: (n, n), the rows that each rank of the axis sends to each.
@@ -411,10 +443,11 @@ class Route:
 
 
 class Dispatch:
-    """The rows of one sort, which travel over one mesh axis to the ranks of their groups.
+    """The rows of one sort, which travel over mesh axes to the ranks of their groups: over one axis
+    after the other, sorted by group between them.
 
-    Rows at their experts are a global tensor of `rows` for each rank, sharded over the axis of
-    the experts and over those of the tokens.
+    Rows at their experts are a global tensor of `rows` for each rank, sharded over the axes of
+    the tokens, which those of the experts are among.
     """
 
     def __init__(
@@ -424,26 +457,23 @@ class Dispatch:
         sort: LocalSort,
         ops: frozenset[Node],
         elements: MeshPlacements,
-        axis: int,
+        axes: Sequence[int],
         weights: Sequence[Weights],
     ) -> None:
         self.walk, self.node, self.sort, self.ops = walk, node, sort, ops
-        self.elements, self.axis, self.weights = elements, axis, weights
+        self.elements, self.axes, self.weights = elements, axes, weights
         self.tokens = [k for k, m in enumerate(elements) if m != "R"]
         self.count = math.prod(walk.axes.sizes[k] for k in self.tokens)
-        self.ranks = walk.axes.sizes[axis]
         self.most = self._most_rows()
-        every, asked = self._every_row(), walk.axes.option(ROWS, axis)
-        rows = every if asked is None else min(row_bound(asked, self.most), every)
-        count = weights[0].count
-        reads_keys = any(sort.ops[x].reads_keys for x in ops)
-        strict = reads_keys and not is_below(sort.elements, count)
-        name = f"{walk.name}, {walk.paths.get(weights[0].source, 'experts')}"
-        self.groups = emit_routes.Groups(count, axis, self.ranks, rows, strict, name)
-        self.may_fail = strict or rows < every
-        self.is_asked = asked is not None
+        self.is_asked = any(_is_asked(walk, k) for k in axes)
+        self.hops = self._made_hops()
         self.arrived: dict[tuple[Node, int], Value] = {}
-        self._route: Route | None = None
+        self._routes: list[Route] = []
+
+    @property
+    def groups(self) -> emit_routes.Groups:
+        """The groups of each rank, when all axes have been travelled."""
+        return self.hops[-1]
 
     def _most_rows(self) -> int:
         """Return the most sorted rows that a rank has before they travel."""
@@ -452,11 +482,32 @@ class Dispatch:
         (most,) = layout.local_shape(shape, self.elements, self.walk.axes.sizes, first)
         return most
 
-    def _every_row(self) -> int:
-        """Return the most rows that can come to a rank."""
+    def _made_hops(self) -> list[emit_routes.Groups]:
+        """Return the groups of the ranks of each axis, in the order in which rows travel, with the
+        rows that each rank can take: by default the most that can come.
+        """
+        walk, first = self.walk, self.weights[0]
+        options = [walk.axes.option(ROWS, k) for k in self.axes]
+        reads_keys = any(self.sort.ops[x].reads_keys for x in self.ops)
+        strict = reads_keys and not is_below(self.sort.elements, first.count)
+        name = f"{walk.name}, {walk.paths.get(first.source, 'experts')}"
         k = chosen_of_each(self.sort.elements)
-        own = layout.full_chunk(self.weights[0].count, 1, self.ranks)
-        return self.ranks * self.most // k * min(k, own)
+        hops: list[emit_routes.Groups] = []
+        senders, room = 1, self.most
+        for axis, option in zip(self.axes, options, strict=True):
+            n, outer = walk.axes.sizes[axis], hops[-1] if hops else None
+            count = outer.most_of_a_rank if outer else first.count
+            senders *= n
+            own = layout.full_chunk(count, 1, n)
+            every = min(n * room, senders * self.most // k * min(k, own))
+            asked = next((x for x in (option, *options) if x is not None), None)
+            room = every if asked is None else min(row_bound(asked, self.most), every)
+            may_fail = strict or room < every
+            hops.append(
+                emit_routes.Groups(count, first.count, axis, n, room, strict, may_fail, name, outer)
+            )
+            strict = False
+        return hops
 
     def place(self, walk: Walk, node: Node, op: RowOp) -> None:
         """Place an op on sorted rows: where their experts are, or where their tokens are."""
@@ -477,7 +528,7 @@ class Dispatch:
         call = attrs.evolve(own, ins=tuple(v.fake for v in values), outs=outs)
         strategies = strategies_of(rules.find(own.target), own, walk.name, node)
         others = [x for x in strategies if op.keeps_rows(x, GroupShard)]
-        fixed = {k: op.on(0) for k in self.tokens} | {self.axis: op.by_group()}
+        fixed = {k: op.on(0) for k in self.tokens} | {k: op.by_group() for k in self.axes}
         placed = walk.weigh(call, values, node, others, fixed)
         walk.take(node, call, values, placed, self._local(node, op))
         for result in results_of(self.sort, node):
@@ -519,7 +570,7 @@ class Dispatch:
         """Return an argument of an op that runs at the experts."""
         walk = self.walk
         if kind == ENDS:
-            return self._cast(self.route.ends, x.meta["val"].dtype)
+            return self._cast(self.routes[-1].ends, x.meta["val"].dtype)
         if not isinstance(role, RowShard):
             return walk.values[x]
         source, number = result_of(x)
@@ -536,7 +587,7 @@ class Dispatch:
         if kind is None and is_constant_along(x, dim):
             return self._constant(x, fake, dim)
         if isinstance(kind, Rows) and kind.holds == KEYS and fake.dim() == 1:
-            return self._cast(self.route.groups, fake.dtype)
+            return self._cast(self.routes[-1].groups, fake.dtype)
         return self.dispatched(value, fake, dim, node)
 
     def _constant(self, x: Node, fake: torch.Tensor, dim: int) -> Value:
@@ -572,43 +623,68 @@ class Dispatch:
 
     # Steps
 
-    def on_axes(self, tokens: AxisPlacement, experts: AxisPlacement) -> MeshPlacements:
-        """Return placements by kind of axis: of tokens, of experts; others are replicated."""
+    def on_axes(
+        self, tokens: AxisPlacement, experts: AxisPlacement, axis: int | None = None
+    ) -> MeshPlacements:
+        """Return placements by kind of axis: of tokens, of experts; others are replicated.
+
+        Args:
+            tokens: on the axes of the tokens that are not of the experts.
+            experts: on those of the experts, or on one of them.
+            axis: that one; the others are as those of the tokens. None: all.
+        """
         placements: list[AxisPlacement] = ["R"] * len(self.elements)
         for k in self.tokens:
             placements[k] = tokens
-        placements[self.axis] = experts
+        for k in self.axes if axis is None else (axis,):
+            placements[k] = experts
         return tuple(placements)
 
     @property
-    def route(self) -> Route:
-        """The slots that say where rows go; made where they are first read."""
-        if self._route is None:
-            self._route = self._made_route()
-        return self._route
+    def routes(self) -> list[Route]:
+        """The slots that say where rows go over each axis; made where they are first read."""
+        if not self._routes:
+            keys, *own = self._sorted_keys()
+            for hop in self.hops:
+                route = self._made_route(hop, keys, tuple(own))
+                keys, own = route.groups, []
+                self._routes.append(route)
+        return self._routes
 
-    def _made_route(self) -> Route:
-        """Add the steps that count rows, exchange the counts, and compute where rows go."""
-        walk, n, groups = self.walk, self.ranks, self.groups
-        keys, *sorting = self._sorted_keys()
+    def _made_route(
+        self, hop: emit_routes.Groups, keys: plan.Slot, own: tuple[plan.Slot, ...]
+    ) -> Route:
+        """Add the steps that count rows, exchange the counts, and compute where rows go.
+
+        Args:
+            hop: the groups of the ranks of an axis.
+            keys: the sorted numbers of a rank's own rows.
+            own: where they are not sorted as the rows are: the order that sorts them, and its
+                inverse.
+        """
+        walk, n, axis = self.walk, hop.ranks, hop.axis
 
         def slot(placements: MeshPlacements, *shape: int) -> plan.Slot:
             return walk.slot(keys.value.new_empty(shape, dtype=torch.int64), placements)
 
-        own = slot(self.on_axes(SUM, 0), n * (groups.count + 1))
-        self._apply("count_rows", groups.counts, (keys,), (own,), self.node)
-        every = slot(self.on_axes(SUM, "R"), n * (groups.count + 1))
-        move = Move(ALL_GATHER, self.axis, own.placements, every.placements)
-        self._collective("gather_counts", move, own, every)
-        needed = self._needed(every)
-        rows = groups.rows * self.count
+        counts = slot(self.on_axes(SUM, 0, axis), n * (hop.count + 1))
+        self._apply("count_rows", hop.counts, (keys,), (counts,), self.node)
+        every = slot(self.on_axes(SUM, "R", axis), n * (hop.count + 1))
+        move = Move(ALL_GATHER, axis, counts.placements, every.placements)
+        self._collective("gather_counts", move, counts, every)
+        needed = self._needed(hop, every)
+        rows = hop.rows * self.count
         at_rows = self.on_axes(0, 0)
         order, back, numbers = (slot(at_rows, rows) for _ in range(3))
-        sent = slot(self.on_axes(SUM, "R"), n, n)
-        ends = slot(self.on_axes(SUM, 0), groups.count)
-        route = Route(sent, ends, order, back, numbers, tuple(sorting))
-        outs = (route.sent, route.ends, route.order, route.back, route.groups)
-        self._apply("route", groups.route, (every, needed), outs, self.node)
+        sent = slot(self.on_axes(SUM, "R", axis), n, n)
+        ends = slot(self.on_axes(SUM, 0), hop.total)
+        route = Route(sent, ends, order, back, numbers, own)
+        if hop is self.groups:
+            outs = (route.sent, route.ends, route.order, route.back, route.groups)
+            self._apply("route", hop.route, (every, needed), outs, self.node)
+        else:
+            outs = (route.sent, route.order, route.back, route.groups)
+            self._apply("route", hop.route_on, (every, needed), outs, self.node)
         return route
 
     def _sorted_keys(self) -> tuple[plan.Slot, ...]:
@@ -630,15 +706,15 @@ class Dispatch:
         self._apply("sort_rows", local, (elements,), tuple(slots), node)
         return tuple(slots)
 
-    def _needed(self, every: plan.Slot) -> plan.Slot:
+    def _needed(self, hop: emit_routes.Groups, every: plan.Slot) -> plan.Slot:
         """Add the steps that find the most rows that a rank gets. Where they may be too many, all
         ranks of the mesh know those of all, so that all refuse alike.
         """
-        placements = self.on_axes("max", "R") if self.may_fail else self.on_axes(SUM, "R")
+        placements = self.on_axes("max" if hop.may_fail else SUM, "R", hop.axis)
         needed = self.walk.slot(every.value.new_empty((2,)), placements)
-        self._apply("needed_rows", self.groups.needed, (every,), (needed,), self.node)
+        self._apply("needed_rows", hop.needed, (every,), (needed,), self.node)
         for k in self.tokens:
-            if self.may_fail and k != self.axis:
+            if hop.may_fail and k != hop.axis:
                 after = tuple("R" if i == k else m for i, m in enumerate(needed.placements))
                 own, needed = needed, self.walk.slot(needed.value, after)
                 self._collective(
@@ -654,7 +730,7 @@ class Dispatch:
 
     def dispatched(self, value: Value, fake: torch.Tensor, dim: int, node: Node) -> Value:
         """Send rows of tokens to their experts, and sort them by expert."""
-        walk, route = self.walk, self.route
+        walk, routes = self.walk, self.routes
         now = value.readable(node.meta.get("phase", "forward"))
         placements = [
             RowShard(dim).on(self.elements[k])
@@ -664,14 +740,20 @@ class Dispatch:
         ]
         slot = walk.redistribute(value, tuple(placements), node, implicit=True)
         local = functools.partial(emit_routes.rows_first, dim=dim, most=self.most)
-        ins = (slot, *route.sorting)
-        sent = self._rows_first("rows_first", local, ins, dim, self.most, node)
-        came = self._exchange("dispatch", sent, self.groups.rows, node, back=False)
-        placements = [dim if k in self.tokens else m for k, m in enumerate(placements)]
-        out = walk.slot(fake, tuple(placements))
-        local = functools.partial(emit_routes.by_group, dim=dim)
-        self._apply("by_expert", local, (came, route.order), (out,), node)
-        return value_of_slot(out, varies=value.varies, equal=value.equal)
+        rows = self._rows_first(
+            "rows_first", local, (slot, *routes[0].sorting), dim, self.most, node
+        )
+        for hop, route in zip(self.hops, routes, strict=True):
+            came = self._exchange("dispatch", rows, hop.axis, route, hop.rows, node, back=False)
+            rows = walk.slot(came.value, came.placements)
+            at = 0
+            if hop is self.groups:
+                at = dim
+                to = [dim if k in self.tokens else m for k, m in enumerate(placements)]
+                rows = walk.slot(fake, tuple(to))
+            local = functools.partial(emit_routes.by_group, dim=at)
+            self._apply("by_expert", local, (came, route.order), (rows,), node)
+        return value_of_slot(rows, varies=value.varies, equal=value.equal)
 
     def combined(self, value: Value, result: Result, node: Node) -> Value:
         """Send rows back from their experts to their tokens."""
@@ -679,10 +761,15 @@ class Dispatch:
         (slot, *_) = value.readable(node.meta.get("phase", "forward"))
         several = node.meta["val"]
         own = several[result.number] if isinstance(several, (tuple, list)) else several
-        local = functools.partial(emit_routes.by_sender, dim=dim)
-        ins = (slot, self.route.back)
-        sent = self._rows_first("by_sender", local, ins, dim, self.groups.rows, node)
-        came = self._exchange("combine", sent, self.most, node, back=True)
+        room = [self.most, *(hop.rows for hop in self.hops)]
+        came, at = slot, dim
+        for i in reversed(range(len(self.hops))):
+            hop, route = self.hops[i], self.routes[i]
+            local = functools.partial(emit_routes.by_sender, dim=at)
+            ins = (came, route.back)
+            sent = self._rows_first("by_sender", local, ins, at, hop.rows, node)
+            came = self._exchange("combine", sent, hop.axis, route, room[i], node, back=True)
+            at = 0
         placements = tuple(
             RowShard(dim).on(self.elements[k]) if k in self.tokens else m
             for k, m in enumerate(slot.placements)
@@ -691,7 +778,7 @@ class Dispatch:
         local = functools.partial(
             emit_routes.of_tokens, dim=dim, shape=tuple(own.shape), placements=placements
         )
-        self._apply("rows", local, (came, *self.route.unsorting), (out,), node)
+        self._apply("rows", local, (came, *self.routes[0].unsorting), (out,), node)
         return value_of_slot(out, len(node.users), value.varies, value.equal)
 
     def _rows_first(
@@ -716,18 +803,24 @@ class Dispatch:
         return out
 
     def _exchange(
-        self, name: str, sent: plan.Slot, rows: int, node: Node, *, back: bool
+        self,
+        name: str,
+        sent: plan.Slot,
+        axis: int,
+        route: Route,
+        rows: int,
+        node: Node,
+        *,
+        back: bool,
     ) -> plan.Slot:
-        """Add a step that sends rows over the axis of the experts, where a rank has some room."""
+        """Add a step that sends rows over an axis of the experts, where a rank has some room."""
         shape = [rows * self.count, *sent.value.shape[1:]]
         target = self.walk.slot(sent.value.new_empty(shape), sent.placements)
-        move = Move(
-            RAGGED_ALL_TO_ALL, self.axis, sent.placements, sent.placements, rows=(0, self.most)
-        )
+        move = Move(RAGGED_ALL_TO_ALL, axis, sent.placements, sent.placements, rows=(0, self.most))
         local = functools.partial(
             emit_routes.exchange, move=move, rows=rows, back=back, implicit=not self.is_asked
         )
-        ins = (sent, self.route.sent)
+        ins = (sent, route.sent)
         step = _step_node(name, ins, (target,), node)
         self.walk.steps.append(
             plan.Exchange(step, ins, (target,), local, move=move, implicit=not self.is_asked)

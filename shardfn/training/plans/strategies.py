@@ -142,7 +142,8 @@ def strategy(
         axis: the mesh axis of the strategy. The strategy "hsdp" needs two axes, of which the last
             shards the parameters. The default axis is ("replica", "dp") for "hsdp", "tp" for
             "tensor" and "sequence", "cp" for "context", "ep" for "expert", "pp" for "pipeline", and
-            "dp" for all other strategies.
+            "dp" for all other strategies. The strategy "expert" may have several axes, over which
+            `base` shards the experts.
         base: placements of parameters to keep, as in `sf.fsdp`, or a `Strategy`, which also gives
             the placements of the batch and of activations. The strategies "tensor" and "sequence"
             need a tensor parallel plan in `base`, and "expert" needs the placements of the experts,
@@ -215,7 +216,7 @@ def strategy(
             which: _on_stages(tree, specs, names[0], at, axes) for which, specs in found.items()
         }
     batch, activations = _of_batch(kind, names, base, axes)
-    bounds = _bounds(where, kind, names[-1], rows, base)
+    bounds = _bounds(where, kind, names, rows, base)
     ways = _ways(where, kind, names[-1], attention, base)
     return Strategy(
         name, **found, batch=batch, activations=activations, rows=bounds, attention=ways
@@ -244,7 +245,9 @@ def _ways(where: str, kind: Kind, axis: str, attention: Any, base: Any) -> dict[
     return {**ways, **attention}
 
 
-def _bounds(where: str, kind: Kind, axis: str, rows: Any, base: Any) -> dict[str, int | str] | None:
+def _bounds(
+    where: str, kind: Kind, names: tuple[str, ...], rows: Any, base: Any
+) -> dict[str, int | str] | None:
     """The bounds of rows by mesh axis, those of a base too.
 
     Raises:
@@ -261,7 +264,7 @@ def _bounds(where: str, kind: Kind, axis: str, rows: Any, base: Any) -> dict[str
             fix='sf.strategy("expert", params, mesh, base=base, rows="1.5x")',
             arg_path="rows",
         )
-    return {**bounds, axis: rows}
+    return {**bounds, **dict.fromkeys(names, rows)}
 
 
 def _on_stages(
@@ -300,7 +303,7 @@ def _axes(name: str, kind: Kind, axis: Any, axes: MeshAxes) -> tuple[str, ...]:
     where = f"strategy({name!r})"
     checked_axes(where, axes, given)
     names = (given,) if isinstance(given, str) else tuple(given)
-    if len(names) != len(kind.axes):
+    if len(names) != len(kind.axes) and not kind.has_rows:
         is_one = len(kind.axes) == 1
         raise PlacementError.of(
             f"{where}, axis",

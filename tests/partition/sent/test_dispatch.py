@@ -400,6 +400,7 @@ def test_every_rank_of_the_mesh_refuses_what_one_cannot_take() -> None:
     here, there = run_ranks(4, _too_many_on_one_coordinate)[1:3]
     assert "rank 1 of the axis receives 8 rows for its experts, 4 of them for expert 3" in here
     assert "a rank at another coordinate of the mesh receives 8 rows" in there
+    assert "the most of them for expert 3" in there
 
 
 def test_nothing_is_agreed_on_where_no_bound_can_be_broken() -> None:
