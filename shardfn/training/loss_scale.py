@@ -144,7 +144,7 @@ class LossScale:
         constants = [
             (x, y)
             for x, y in zip(leaves, paired, strict=True)
-            if not isinstance(x, torch.Tensor) and x != y
+            if not any(isinstance(v, torch.Tensor) for v in (x, y)) and x != y
         ]
         checks.check_selected(tuple(wrong), tuple(shapes), tuple(of_old), tuple(constants))
         pairs = zip(_tree.tensors(new), _tree.tensors(paired), strict=True)

@@ -141,6 +141,14 @@ ERRORS: dict[str, tuple[Any, str]] = {
         "loss_scale.select: the new 4 is no tensor, and the old one is 3\n  needed: tensors where "
         "the values differ\n  try: a torch.tensor for each of them",
     ),
+    "a number for a tensor": (
+        lambda: SCALER.select(
+            torch.tensor(False), (torch.ones(2), 4), (torch.ones(2), torch.ones(3))
+        ),
+        "loss_scale.select: the new values have tensors of shapes [(2,)], but the old values have "
+        "[(2,), (3,)]\n  needed: two trees with the same structure\n  try: "
+        "scaler.select(finite, new_params, params)",
+    ),
     "float16 gradients": (
         lambda: SCALER.unscale({"n": 1, "w": torch.ones(2).half()}, SCALER.init()),
         "loss_scale.unscale: grads['w'] is torch.float16\n  needed: gradients of float32 "
