@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..tracing import inside_transform
+from ..tracing import (
+    carries_tangent,
+    derivative_levels,
+    inside_transform,
+    is_differentiated,
+    level,
+    level_of,
+)
 
 
 class UnderTransforms(NamedTuple):
@@ -19,6 +26,8 @@ class UnderTransforms(NamedTuple):
         in_place: of a function of ours, the form that writes to its first argument.
         put_by_mask: (x, the first dim of the mask, the mask, values) -> x with the values.
         write_selected: (x, mask, values) -> x, of values `y[mask]`, whose number is not known.
+        of_attention: those that are read where torch's own op has no derivative.
+        is_recorded: whether the outermost transform is a derivative for torch's autograd.
     """
 
     table: dict[Any, Callable[..., Any]]
@@ -26,6 +35,8 @@ class UnderTransforms(NamedTuple):
     in_place: Callable[..., Any]
     put_by_mask: Callable[..., Any]
     write_selected: Callable[..., Any]
+    of_attention: tuple[Any, ...]
+    is_recorded: bool = False
 
 
 def function_called(
@@ -33,7 +44,7 @@ def function_called(
 ) -> Any:
     """Patch Dynamo's call of a torch function that would read values under torch.func."""
     ours = _ours(given, function.value)
-    if ours is None:
+    if ours is None or (function.value in given.of_attention and _has_rule(given, args, kwargs)):
         return call(function, tx, args, kwargs)
     return _built(tx, ours).call_function(tx, [*args], kwargs)
 
@@ -75,6 +86,26 @@ def _ours(given: UnderTransforms, called: Any) -> Callable[..., Any] | None:
     if getattr(called, "__hash__", None) is None or called not in given.table:
         return None
     return given.table[called] if called in given.always or inside_transform() else None
+
+
+def _has_rule(given: UnderTransforms, args: Any, kwargs: Any) -> bool:
+    """Check whether torch's own op of attention has the derivative that is asked for: the first, in
+    reverse mode, and of a mask if torch sees that it is differentiated.
+    """
+    if derivative_levels() - given.is_recorded > 1:
+        return False
+    tensors = [_example(x) for x in (*args, *kwargs.values()) if x.is_tensor()]
+    if any(map(carries_tangent, tensors)):
+        return False
+    mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+    if mask is None or not mask.is_tensor():
+        return True
+    x = _example(mask)
+    return not is_differentiated(x) or (x.requires_grad and level_of(x) == level())
+
+
+def _example(x: Any) -> Any:
+    return x.as_proxy().node.meta["example_value"]
 
 
 def _is_whole(item: Any) -> bool:

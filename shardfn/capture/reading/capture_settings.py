@@ -128,7 +128,9 @@ def _patched_torch(
             sparse=sparse_borders.IN_DYNAMO,
             memo=memo,
             steps=tensor_indices.FUNCTIONS,
-            under_transforms=substitutes_under_transforms.GIVEN,
+            under_transforms=substitutes_under_transforms.GIVEN._replace(
+                is_recorded=settings.gradients is not None
+            ),
         ),
     ):
         yield

@@ -107,12 +107,14 @@ class _Span:
         first: the number of the node with which the level opens.
         last: the number of the last gradients.
         followed: for the number of a node, the nodes whose values are followed from there on.
+        has_derivative: whether some of the gradients have derivatives.
         level: the number of the level while it is open.
     """
 
     first: int
     last: int
     followed: dict[int, list[torch.fx.Node]]
+    has_derivative: bool
     level: int = 0
 
 
@@ -153,7 +155,8 @@ class Spans:
         for x in dict.fromkeys(x for node in nodes for x in args_of(node)[1]):
             at = followed_from[x] if x in followed_from else self._before_use(x, start)
             followed.setdefault(max(at, start), []).append(x)
-        return _Span(min(followed), self.number[nodes[-1]], followed)
+        has_derivative = any(args_of(node)[3] for node in nodes)
+        return _Span(min(followed), self.number[nodes[-1]], followed, has_derivative)
 
     def _before_use(self, x: torch.fx.Node, start: int) -> int:
         """The number of the node before the first that reads a value at a level."""
@@ -161,6 +164,11 @@ class Spans:
         readers = [n for n in x.users if name_of(n) not in names]
         numbers = [self.number[n] for n in readers]
         return min(n for n in numbers if n > start) - 1
+
+    @property
+    def are_differentiated(self) -> bool:
+        """Whether gradients of what is computed here have derivatives that a level asks for."""
+        return any(x.has_derivative for x in self.open) and _compat.derivative_levels() > 1
 
     def after(self, node: torch.fx.Node, env: dict[torch.fx.Node, Any]) -> None:
         """Open and close levels, and follow values, after a node has run."""

@@ -236,6 +236,27 @@ def in_place(fn: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tenso
     return x
 
 
+@_compat.read_by_dynamo
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """F.scaled_dot_product_attention as matrix products and a softmax, which have all derivatives.
+    Torch's other ops of attention have the first alone, in reverse mode.
+    """
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        bias = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = bias.masked_fill(attn_mask.logical_not(), -math.inf)
+    given = query, key, value, attn_mask, dropout_p, is_causal
+    return aten._scaled_dot_product_attention_math(*given, scale=scale, enable_gqa=enable_gqa)[0]
+
+
 # F.embedding_bag, which Dynamo takes for one op, as Python that it reads
 CHECKED_BAG = _compat.twin(F.embedding_bag)
 ALWAYS = (F.one_hot, torch.bincount, "bincount", "polygamma_", F.embedding_bag, torch.embedding_bag)
@@ -248,13 +269,20 @@ FUNCTIONS = {
     torch.index_reduce: index_reduce,
     F.embedding_bag: CHECKED_BAG,
     torch.embedding_bag: embedding_bag,
+    F.scaled_dot_product_attention: attention,
 }
-NO_METHODS = F.one_hot, F.embedding_bag, torch.embedding_bag
+OF_ATTENTION = (F.scaled_dot_product_attention,)
+NO_METHODS = F.one_hot, F.embedding_bag, torch.embedding_bag, *OF_ATTENTION
 METHODS = {
     **{fn.__name__: ours for fn, ours in FUNCTIONS.items() if fn not in NO_METHODS},
     "polygamma_": polygamma_,
     "scatter_reduce_": scatter_reduce_,
 }
 GIVEN = _compat.UnderTransforms(
-    {**FUNCTIONS, **METHODS}, ALWAYS, in_place, put_by_mask, masked_writes.write_selected_
+    {**FUNCTIONS, **METHODS},
+    ALWAYS,
+    in_place,
+    put_by_mask,
+    masked_writes.write_selected_,
+    OF_ATTENTION,
 )
