@@ -264,7 +264,8 @@ def _bounds(
             fix='sf.strategy("expert", params, mesh, base=base, rows="1.5x")',
             arg_path="rows",
         )
-    return {**bounds, **dict.fromkeys(names, rows)}
+    bounds.update((axis, rows) for axis in names)
+    return bounds
 
 
 def _on_stages(
