@@ -4,6 +4,7 @@ those of less than 8, pass every rule that moves elements; a float8 linear layer
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 
 import pytest
@@ -140,3 +141,14 @@ def gathered(dtype: torch.dtype) -> bool:
 def test_real_processes_gather_stored_dtypes() -> None:
     for dtype in (torch.uint16, E4M3):
         assert all(run_ranks(2, gathered, dtype))
+
+
+@pytest.mark.parametrize("dtype", [*FLOAT8, *UNSIGNED, torch.complex32, torch.bool])
+def test_a_checkpoint_has_every_dtype(dtype: torch.dtype, tmp_path: pathlib.Path) -> None:
+    x = torch.tensor([[1, 0, 2], [0, 4, 1], [2, 2, 0]]).to(dtype)
+    sf.save(tmp_path, {"x": x}, step=1)
+    assert torch.equal(sf.load(tmp_path, {"x": x})["x"].view(torch.uint8), x.view(torch.uint8))
+    with simulated(a=2) as mesh:
+        sf.save(tmp_path, {"x": sf.distribute(x, mesh, P("a"))}, step=2)
+        found = sf.full(sf.load(tmp_path, {"x": sf.ShapeDtype(x.shape, dtype)}, mesh, P(None, "a")))
+    assert torch.equal(found["x"].view(torch.uint8), x.view(torch.uint8))

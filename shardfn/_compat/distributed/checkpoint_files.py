@@ -61,6 +61,8 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch", "Size"):
             return tuple
+        if (module, name) == ("torch.storage", "UntypedStorage"):
+            return None  # the record names the dtype itself
         if module == "torch" and name.endswith("Storage"):
             return getattr(getattr(torch, name), "_dtype", None)
         if module == "torch":
