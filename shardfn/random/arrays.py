@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .. import _compat
-from .checks import check_device, check_number, check_shape, dims_of, floating_dtype
+from .checks import (
+    check_axis,
+    check_count,
+    check_device,
+    check_kind,
+    check_number,
+    check_shape,
+    check_weights,
+    dims_of,
+    floating_dtype,
+)
 from .continuous import gumbel
 from .discrete import bits, randint
 from .keys import draw
@@ -26,7 +38,7 @@ def permutation(
         A tensor with the shape and dtype of x, or an int64 tensor of shape (n,).
 
     Raises:
-        ShardError: key is not a random key.
+        ShardError: key is not a random key, x is negative or has no dim `axis`.
 
     Source: jax.random.permutation, by sorting random 64-bit numbers.
 
@@ -36,7 +48,9 @@ def permutation(
         tensor([0, 1, 2, 3, 4])
     """
     if isinstance(x, int):
+        check_shape("random.permutation", _compat.signs((x,)))
         return torch.argsort(bits(key, (x,), torch.int64), stable=True)
+    check_axis("random.permutation", axis, x.dim())
     if independent:
         order = torch.argsort(bits(key, tuple(x.shape), torch.int64), dim=axis, stable=True)
         return torch.gather(x, axis, order)
@@ -66,7 +80,8 @@ def choice(
         A tensor with the elements of `a`, in which dims of the given shape replace the dim `axis`.
 
     Raises:
-        ShardError: key is not a random key, or a size is negative.
+        ShardError: key is not a random key, a size is negative, a has no dim `axis`, p has another
+            shape than (n,), or more elements are asked for than can be chosen.
 
     Source: jax.random.choice; without replacement by Gumbel-top-k (Kool et al., ICML 2019).
 
@@ -77,7 +92,13 @@ def choice(
     """
     dims = dims_of(shape)
     check_shape("random.choice", _compat.signs(dims))
+    if not isinstance(a, int):
+        check_axis("random.choice", axis, a.dim())
     n = a if isinstance(a, int) else a.shape[axis]
+    if p is not None:
+        given = _compat.sizes_named(p.shape), _compat.sizes_named((n,))
+        check_weights("random.choice", *given)
+    check_count("random.choice", *_compat.sizes_named((math.prod(dims), n)), replace)
     index = _choose_positions(key, n, dims, replace, p)
     if isinstance(a, int):
         return index
@@ -119,7 +140,8 @@ def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tens
         rate.
 
     Raises:
-        ShardError: key is not a random key or is on another device, or rate is outside of [0, 1].
+        ShardError: key is not a random key or is on another device, x is not floating-point, or
+            rate is outside of [0, 1].
 
     Source: Srivastava et al., Dropout (JMLR 2014); flax.linen.Dropout.
 
@@ -130,6 +152,8 @@ def dropout(key: torch.Tensor, x: torch.Tensor, rate: float = 0.5) -> torch.Tens
     """
     check_number("random.dropout", "rate", rate, "a probability")
     check_device("random.dropout", str(key.device), str(x.device))
+    is_real = x.dtype.is_floating_point or x.dtype.is_complex
+    check_kind("random.dropout", "x", f"a {x.dtype} tensor", "a floating-point tensor", is_real)
     keep_rate = 1 - rate
     if not keep_rate:
         return torch.zeros_like(x)

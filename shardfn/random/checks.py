@@ -17,8 +17,8 @@ MOST_INTEGERS = 2**63  # integers in a range: a draw has so many values
 
 
 def dims_of(shape: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape as a tuple; an int is one dim."""
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    """Return a shape as a tuple; a number is one dim."""
+    return (shape,) if isinstance(shape, (int, float)) else tuple(shape)
 
 
 def floating_dtype(dtype: torch.dtype | None) -> torch.dtype:
@@ -147,11 +147,13 @@ def check_range(where: str, low: int, high: int, dtype: torch.dtype) -> None:
         dtype: of the result; of a floating one only the order of the bounds is checked.
 
     Raises:
-        ShardError: high is not above low, an integer that the dtype has not, or more than 2**63
-            integers.
+        ShardError: a bound is no integer, high is not above low, an integer that the dtype has not,
+            or more than 2**63 integers.
     """
+    got = f"minval is {low!r}, maxval is {high!r}"
+    if not all(hasattr(x, "__index__") for x in (low, high)):
+        raise ShardError.of(where, got, needed="integers", fix="minval=int(...), maxval=int(...)")
     if not _rule_holds(operator.lt, low, high):
-        got = f"minval is {low!r}, maxval is {high!r}"
         raise ShardError.of(where, got, fix="minval < maxval", arg_path="maxval")
     if high - low > MOST_INTEGERS:
         got = f"the range from {low} to {high} has more than 2**63 integers"
@@ -199,6 +201,66 @@ def check_ends(where: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> N
         fix = f"shape=(..., {', '.join(map(str, needed))})"
         text = problem(where, f"shape is {shape}", needed=f"a shape that ends in {needed}", fix=fix)
         raise ShardError(text, arg_path="shape", fix=fix)
+
+
+@_compat.constant_in_graph
+def check_weights(where: str, shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    """Check that there is one probability for each element.
+
+    Raises:
+        ShardError: there are others.
+    """
+    if shape != needed:
+        fix = f"p of shape {needed}"
+        got = f"p has the shape {shape}"
+        raise ShardError.of(where, got, needed="one probability for each element", fix=fix)
+
+
+@_compat.constant_in_graph
+def check_count(where: str, count: int | str, n: int | str, replace: bool) -> None:
+    """Check that so many of n elements can be chosen.
+
+    Raises:
+        ShardError: they cannot.
+    """
+    if isinstance(count, str) or isinstance(n, str):  # of sizes that are symbols
+        return
+    if count and (n < 1 or (count > n and not replace)):
+        got = f"{count} of {n} elements are asked for"
+        fix = "replace=True" if n > 0 else "an array that is not empty"
+        raise ShardError.of(where, got, needed="as many elements", fix=fix, arg_path="shape")
+
+
+@_compat.constant_in_graph
+def check_axis(where: str, axis: int, dims: int) -> None:
+    """Check that a tensor has a dim.
+
+    Raises:
+        ShardError: it has not.
+    """
+    if not -dims <= axis < dims:
+        got = f"axis is {axis}, and the tensor has {dims} dims"
+        fix = f"axis=0, or another up to {dims - 1}" if dims else "a tensor with a dim"
+        raise ShardError.of(where, got, fix=fix, arg_path="axis")
+
+
+@_compat.constant_in_graph
+def check_kind(where: str, name: str, got: str, needed: str, holds: bool) -> None:
+    """Check that an argument is of the kind that a function takes.
+
+    Args:
+        where: the function.
+        name: of the argument.
+        got: what it is.
+        needed: what it must be.
+        holds: whether it is.
+
+    Raises:
+        ShardError: it is not.
+    """
+    if not holds:
+        got = f"{name} is {got}"
+        raise ShardError.of(where, got, needed=needed, fix=f"pass {needed}", arg_path=name)
 
 
 def check_draw(

@@ -10,7 +10,7 @@ import torch
 
 from .. import _compat
 from . import from_uniform
-from .checks import FLOATING, check_draw, check_ends, dims_of, floating_dtype
+from .checks import FLOATING, check_draw, check_ends, check_number, dims_of, floating_dtype
 from .from_uniform import compute_dtype, positive
 from .keys import draw, split
 
@@ -211,8 +211,8 @@ def gamma(
         A tensor with the given shape and dtype.
 
     Raises:
-        ShardError: key is not a random key, a size is negative, the last dims of `shape` differ
-            from the shape of `a`, or dtype is not floating-point.
+        ShardError: key is not a random key, `a` is a number of 0 or less, a size is negative, the
+            last dims of `shape` differ from the shape of `a`, or dtype is not floating-point.
 
     Source: jax.random.gamma; Marsaglia and Tsang, A Simple Method for Generating Gamma Variables
         (ACM TOMS 2000); the derivative is that of torch.distributions.Gamma.rsample.
@@ -224,6 +224,8 @@ def gamma(
     """
     dtype = floating_dtype(dtype)
     computed = compute_dtype(dtype)
+    if not isinstance(a, torch.Tensor):
+        check_number("random.gamma", "a", a, "a number above 0")
     parameter = torch.as_tensor(a, dtype=computed, device=key.device)
     parameter_shape = tuple(parameter.shape)
     shape = parameter_shape if shape is None else dims_of(shape)
@@ -285,8 +287,9 @@ def beta(
         A tensor with the given shape and dtype, and with values between 0 and 1.
 
     Raises:
-        ShardError: key is not a random key, a size is negative, the last dims of `shape` differ
-            from the broadcast shape of `a` and `b`, or dtype is not floating-point.
+        ShardError: key is not a random key, a parameter is a number of 0 or less, a size is
+            negative, the last dims of `shape` differ from the broadcast shape of `a` and `b`, or
+            dtype is not floating-point.
 
     Source: jax.random.beta.
 
@@ -297,6 +300,9 @@ def beta(
     """
     dtype = floating_dtype(dtype)
     computed = compute_dtype(dtype)
+    for name, value in (("a", a), ("b", b)):
+        if not isinstance(value, torch.Tensor):
+            check_number("random.beta", name, value, "a number above 0")
     first = torch.as_tensor(a, dtype=computed, device=key.device)
     second = torch.as_tensor(b, dtype=computed, device=key.device)
     common = tuple(torch.broadcast_shapes(first.shape, second.shape))

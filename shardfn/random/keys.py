@@ -7,8 +7,10 @@ import torch
 from .. import _compat
 from ..errors import ShardError, problem
 from ..ops.random_bits import DRAW, FOLD_IN, SPLIT, WORD, random_bits, strides_of
-from .checks import check_key, check_shape, dims_of
+from .checks import check_key, check_kind, check_shape, dims_of
 from .used import check_key_unused
+
+NUMBER = "an int, or an integer tensor without dims"
 
 
 def key(seed: int, device: str | torch.device = "cpu") -> torch.Tensor:
@@ -90,7 +92,7 @@ def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
         The new key, int64 (2,).
 
     Raises:
-        ShardError: key is not a random key.
+        ShardError: key is not a random key, or data is not an integer.
 
     Source: jax.random.fold_in.
 
@@ -102,8 +104,14 @@ def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
     """
     check_key("random.fold_in", key)
     if isinstance(data, torch.Tensor):
+        got = f"a {data.dtype} tensor of {data.dim()} dims"
+        holds = not data.dim() and not (data.dtype.is_floating_point or data.dtype.is_complex)
+        check_kind("random.fold_in", "data", got, NUMBER, holds)
         number = data.to(torch.int64)
     else:
+        check_kind(
+            "random.fold_in", "data", f"a {type(data).__name__}", NUMBER, isinstance(data, int)
+        )
         number = torch.full((), data, dtype=torch.int64, device=key.device)
     return _key_of_bits(random_bits(key, number, [], [], FOLD_IN, 0, torch.int64))
 

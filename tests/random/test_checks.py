@@ -56,6 +56,56 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: random.dropout(KEY, torch.ones(2, device="meta"), 0.5),
         "random.dropout: key is on cpu",
     ),
+    "bounds that are no integers": (
+        lambda: random.randint(KEY, (2,), 0.5, 3.5),  # type: ignore[arg-type]
+        "random.randint: minval is 0.5, maxval is 3.5",
+    ),
+    "a size that is no integer": (
+        lambda: random.normal(KEY, 2.0),  # type: ignore[arg-type]
+        r"random.normal: shape is \(2.0,\)",
+    ),
+    "a number of keys that is no integer": (
+        lambda: random.split(KEY, 2.0),  # type: ignore[arg-type]
+        r"random.split: shape is \(2.0,\)",
+    ),
+    "too few probabilities": (
+        lambda: random.choice(KEY, torch.arange(3), (6,), p=torch.tensor([0.0, 1.0])),
+        r"random.choice: p has the shape \(2,\)",
+    ),
+    "too many choices": (
+        lambda: random.choice(KEY, torch.arange(3), (5,), replace=False),
+        "random.choice: 5 of 3 elements are asked for",
+    ),
+    "a choice from nothing": (
+        lambda: random.choice(KEY, 0, (2,)),
+        "random.choice: 2 of 0 elements are asked for",
+    ),
+    "a dim that a tensor lacks": (
+        lambda: random.permutation(KEY, torch.arange(4), axis=2),
+        "random.permutation: axis is 2, and the tensor has 1 dims",
+    ),
+    "a permutation of fewer than none": (
+        lambda: random.permutation(KEY, -3),
+        r"random.permutation: shape is \(-3,\)",
+    ),
+    "a fraction in a key": (
+        lambda: random.fold_in(KEY, 1.5),  # type: ignore[arg-type]
+        "random.fold_in: data is a float",
+    ),
+    "a fraction in a key, as a tensor": (
+        lambda: random.fold_in(KEY, torch.tensor(1.5)),
+        "random.fold_in: data is a torch.float32 tensor of 0 dims",
+    ),
+    "several numbers in a key": (
+        lambda: random.fold_in(KEY, torch.arange(2)),
+        "random.fold_in: data is a torch.int64 tensor of 1 dims",
+    ),
+    "integers that drop out": (
+        lambda: random.dropout(KEY, torch.arange(4), 0.3),
+        "random.dropout: x is a torch.int64 tensor",
+    ),
+    "a negative parameter": (lambda: random.gamma(KEY, -1.0), "random.gamma: a is -1.0"),
+    "a second parameter of 0": (lambda: random.beta(KEY, 1.0, 0.0), "random.beta: b is 0.0"),
     "a seed that is no int": (
         lambda: random.key(1.5),  # type: ignore[arg-type]
         "random.key: seed is 1.5",
