@@ -21,7 +21,7 @@ from .refusals.sparse_gradients import refuse_sparse_gradient
 from .rewrites import inner_gradients
 from .rewrites.custom_op_gradients import refuse_dropped
 from .rewrites.einsum_batches import EINSUMS, einsum
-from .rewrites.substitutes_under_transforms import OF_ATTENTION, attention
+from .rewrites.substitutes_under_transforms import ATTENTION, attention
 
 
 class Replay(torch.fx.Interpreter):
@@ -79,7 +79,7 @@ class Replay(torch.fx.Interpreter):
             return control_flow_ops.REPLAYED[target](Replay, *args, **kwargs)
         if target in EINSUMS:
             return einsum(*args, **kwargs)
-        if target in OF_ATTENTION and self.spans.are_differentiated:
+        if target is ATTENTION and self.spans.are_differentiated:
             return attention(*args, **kwargs)
         return super().call_function(target, args, kwargs)
 

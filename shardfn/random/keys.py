@@ -109,9 +109,8 @@ def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
         check_kind("random.fold_in", "data", got, NUMBER, holds)
         number = data.to(torch.int64)
     else:
-        check_kind(
-            "random.fold_in", "data", f"a {type(data).__name__}", NUMBER, isinstance(data, int)
-        )
+        holds = isinstance(data, int) or hasattr(data, "__index__")  # NumPy's integers have it
+        check_kind("random.fold_in", "data", f"a {type(data).__name__}", NUMBER, holds)
         number = torch.full((), data, dtype=torch.int64, device=key.device)
     return _key_of_bits(random_bits(key, number, [], [], FOLD_IN, 0, torch.int64))
 

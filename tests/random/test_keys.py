@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy
 import pytest
 import torch
 
@@ -31,6 +32,11 @@ def test_a_seed_is_its_low_64_bits() -> None:
     assert random.key(2**40 + 5).tolist() == [5, 2**8]
     assert random.key(-1).tolist() == [2**32 - 1, 2**32 - 1]
     assert torch.equal(random.key(2**64 + 3), random.key(3))
+
+
+def test_numpys_integers_fold_in_as_pythons_do() -> None:
+    base = random.key(3)
+    assert torch.equal(random.fold_in(base, numpy.int64(7)), random.fold_in(base, 7))
 
 
 @pytest.mark.parametrize("seed", [True, 1.5, None, "7"])

@@ -26,7 +26,7 @@ class UnderTransforms(NamedTuple):
         in_place: of a function of ours, the form that writes to its first argument.
         put_by_mask: (x, the first dim of the mask, the mask, values) -> x with the values.
         write_selected: (x, mask, values) -> x, of values `y[mask]`, whose number is not known.
-        of_attention: those that are read where torch's own op has no derivative.
+        attention: the function of the table that is read where torch's op has no derivative.
         is_recorded: whether the outermost transform is a derivative for torch's autograd.
     """
 
@@ -35,7 +35,7 @@ class UnderTransforms(NamedTuple):
     in_place: Callable[..., Any]
     put_by_mask: Callable[..., Any]
     write_selected: Callable[..., Any]
-    of_attention: tuple[Any, ...]
+    attention: Any
     is_recorded: bool = False
 
 
@@ -44,7 +44,7 @@ def function_called(
 ) -> Any:
     """Patch Dynamo's call of a torch function that would read values under torch.func."""
     ours = _ours(given, function.value)
-    if ours is None or (function.value in given.of_attention and _has_rule(given, args, kwargs)):
+    if ours is None or (function.value is given.attention and _has_rule(given, args, kwargs)):
         return call(function, tx, args, kwargs)
     return _built(tx, ours).call_function(tx, [*args], kwargs)
 
@@ -105,6 +105,7 @@ def _has_rule(given: UnderTransforms, args: Any, kwargs: Any) -> bool:
 
 
 def _example(x: Any) -> Any:
+    """Return the fake tensor of a tensor that Dynamo reads."""
     return x.as_proxy().node.meta["example_value"]
 
 

@@ -271,8 +271,8 @@ FUNCTIONS = {
     torch.embedding_bag: embedding_bag,
     F.scaled_dot_product_attention: attention,
 }
-OF_ATTENTION = (F.scaled_dot_product_attention,)
-NO_METHODS = F.one_hot, F.embedding_bag, torch.embedding_bag, *OF_ATTENTION
+ATTENTION = F.scaled_dot_product_attention
+NO_METHODS = F.one_hot, F.embedding_bag, torch.embedding_bag, ATTENTION
 METHODS = {
     **{fn.__name__: ours for fn, ours in FUNCTIONS.items() if fn not in NO_METHODS},
     "polygamma_": polygamma_,
@@ -284,5 +284,5 @@ GIVEN = _compat.UnderTransforms(
     in_place,
     put_by_mask,
     masked_writes.write_selected_,
-    OF_ATTENTION,
+    ATTENTION,
 )

@@ -326,14 +326,14 @@ def dispatch_of(walk: Walk, node: Node, sort: LocalSort, now: MeshPlacements) ->
     if not all(counts_each(x, sort.elements, count) for x in sort.ops):
         return None
     best: Dispatch | None = None
-    least = _gathered_bytes(sort, ops, weights) * 1.0
-    gathered = least
-    for axes in _choices_of_axes(walk, weights):
+    least = gathered = float(_gathered_bytes(sort, ops, weights))
+    every = _expert_axes(walk, weights)
+    for axes in _choices_of_axes(walk, every):
         placements = _elements(walk, sort, now, axes)
         if placements is None:
             continue
         cost = len(axes) * sent / _ranks(walk, placements)
-        if not all(k in axes for k in _expert_axes(walk, weights)):
+        if axes != every:
             cost += gathered / math.prod(walk.axes.sizes[k] for k in axes)
         if cost < least or (best is None and any(_is_asked(walk, k) for k in axes)):
             best = Dispatch(walk, node, sort, ops, placements, axes, weights)
@@ -356,11 +356,10 @@ def _is_asked(walk: Walk, axis: int) -> bool:
     return walk.axes.option(ROWS, axis) is not None
 
 
-def _choices_of_axes(walk: Walk, weights: Sequence[Weights]) -> Iterator[tuple[int, ...]]:
+def _choices_of_axes(walk: Walk, every: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yield the axes over which rows may travel: those of the experts, all or one by one, with
     those that the user names.
     """
-    every = _expert_axes(walk, weights)
     asked = {k for k in every if _is_asked(walk, k)}
     for axes in dict.fromkeys([every, *((k,) for k in every)]):
         if axes and asked <= {*axes}:
@@ -745,12 +744,11 @@ class Dispatch:
         )
         for hop, route in zip(self.hops, routes, strict=True):
             came = self._exchange("dispatch", rows, hop.axis, route, hop.rows, node, back=False)
-            rows = walk.slot(came.value, came.placements)
-            at = 0
             if hop is self.groups:
-                at = dim
-                to = [dim if k in self.tokens else m for k, m in enumerate(placements)]
+                at, to = dim, [dim if k in self.tokens else m for k, m in enumerate(placements)]
                 rows = walk.slot(fake, tuple(to))
+            else:  # they travel on
+                at, rows = 0, walk.slot(came.value, came.placements)
             local = functools.partial(emit_routes.by_group, dim=at)
             self._apply("by_expert", local, (came, route.order), (rows,), node)
         return value_of_slot(rows, varies=value.varies, equal=value.equal)
