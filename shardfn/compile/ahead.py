@@ -11,7 +11,7 @@ import threading
 import attrs
 
 from .. import _compat
-from .._compat.cpp_kernels.header import compile_header, header_folder
+from .._compat.cpp_kernels.header import compile_header, header_folder, import_header_compiler
 from ..stored import own_folder
 from .native import FAILURES, load_native
 
@@ -37,7 +37,7 @@ def prepare_compiler() -> threading.Thread:
         if _preparation.thread is None:
             _preparation.thread = threading.Thread(
                 target=_prepare,
-                args=(_header_folder(),),
+                args=(_missing_header(),),
                 name="shardfn prepares the compiler",
                 daemon=False,  # a process that ends must not leave a compiler at work
             )
@@ -45,34 +45,39 @@ def prepare_compiler() -> threading.Thread:
     return _preparation.thread
 
 
-def _header_folder() -> str | None:
-    """Return the folder of the header, or None. This imports Inductor in the caller's thread,
-    which imports more of it meanwhile.
+def _missing_header() -> str | None:
+    """Return the name in the disk cache of a header that this machine has not compiled, or None.
+    This imports what compiles it in the caller's thread: a process that forks while another thread
+    imports leaves its child without the end of that import, and a module that nobody can load.
     """
     try:
-        return header_folder()
+        header = header_folder()
+        if header is None:
+            return None
+        name = _name(header)
+        folder = own_folder()
+        if folder is not None and folder.read(name) is not None:
+            return None
+        import_header_compiler()
     except FAILURES as error:
         log.info("C++ header was not precompiled: %s", error)
         return None
+    return name
 
 
-def _prepare(folder: str | None) -> None:
+def _name(header: str) -> str:
+    facts = f"{_compat.compiler_facts()}\n{header}"
+    return f"header-{hashlib.sha256(facts.encode()).hexdigest()}"
+
+
+def _prepare(header: str | None) -> None:
     """Compile the header and load the C++ functions: the body of the thread."""
     try:
-        if folder is not None:
-            _compile_header(folder)
+        if header is not None:
+            compile_header()
+            folder = own_folder()
+            if folder is not None:
+                folder.write(header, b"compiled")
     except FAILURES as error:  # the compilation that needs it says so
         log.info("C++ header was not precompiled: %s", error)
     load_native()
-
-
-def _compile_header(header: str) -> None:
-    """Compile the header, unless the disk cache says that this machine has it."""
-    folder = own_folder()
-    facts = f"{_compat.compiler_facts()}\n{header}"
-    name = f"header-{hashlib.sha256(facts.encode()).hexdigest()}"
-    if folder is not None and folder.read(name) is not None:
-        return
-    compile_header()
-    if folder is not None:
-        folder.write(name, b"compiled")

@@ -2,12 +2,14 @@
 and Inductor at work, as any process is after its first call, and with no program of ours.
 
 A backward pass would start autograd's threads, and a fork would lose them; so would it lose those
-of OpenMP, and of Inductor's pool. So this runs forward, on one thread.
+of OpenMP, and of Inductor's pool. So this runs forward, on one thread, and waits for the threads
+that the first call starts: a rank forked while they import or lock a file would wait for good.
 """
 
 from __future__ import annotations
 
 import gc
+import threading
 
 import torch
 import torch._inductor.config as inductor
@@ -26,6 +28,9 @@ def warm() -> None:
     with inductor.patch(compile_threads=1):
         sf.jit(lambda x: x.sin() + 1, backend="inductor")(x)
     state.clear()
+    for thread in threading.enumerate():
+        if not (thread.daemon or thread is threading.current_thread()):
+            thread.join()
 
 
 warm()

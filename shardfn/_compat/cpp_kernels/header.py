@@ -17,6 +17,12 @@ def header_folder() -> str | None:
         return getattr(codecache, "_HEADER_DIR", None)
 
 
+def import_header_compiler() -> None:
+    """Import what torch imports when it compiles a header."""
+    from torch._inductor import codecache  # noqa: F401
+    from torch.utils import _cpp_extension_versioner, cpp_extension, file_baton  # noqa: F401
+
+
 def compile_header() -> None:
     """Precompile the header that kernels include, which takes several seconds, unless it is cached.
 
