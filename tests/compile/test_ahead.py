@@ -1,11 +1,7 @@
-"""The compiler is prepared once in a process, and the header is compiled once on a machine. The
-thread imports nothing: a child forked meanwhile could never load that module.
-"""
+"""The compiler is prepared once in a process, and the header is compiled once on a machine."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -51,27 +47,3 @@ def test_a_compiler_that_fails_is_left_to_the_compilation_that_needs_it(
     assert not headers
     ahead.prepare_compiler().join()
     assert headers == ["header"], "a failure is not remembered"
-
-
-IMPORTS = """
-import sys, threading
-
-class Watch:
-    def find_spec(self, name, path=None, target=None):
-        if threading.current_thread() is not threading.main_thread():
-            print(name)
-
-from shardfn.compile import ahead
-sys.meta_path.insert(0, Watch())
-ahead.prepare_compiler().join()
-[thread.join() for thread in threading.enumerate() if "C++" in thread.name]
-print("prepared", ahead.own_folder().read(ahead._name(ahead.header_folder())))
-"""
-
-
-def test_the_thread_imports_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setenv("SHARDFN_CACHE_DIR", str(tmp_path))
-    out = subprocess.run(
-        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
-    ).stdout
-    assert out == "prepared b'compiled'\n", out

@@ -62,6 +62,12 @@ class LocalSave:
         return [[written[x.index].offset, written[x.index].length] for x in items]
 
 
+def import_writer() -> None:
+    """Import what DCP imports when a checkpoint is written."""
+    import torch.distributed.checkpoint.filesystem
+    import torch.utils.serialization.config  # noqa: F401
+
+
 @attrs.frozen
 class GlobalSave:
     """What all ranks write.

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ... import _compat
+from ..._compat.distributed.checkpoint_plans import import_writer
 from ...accepted import accept
 from ...errors import CheckpointError
 from ...jobs.beside import checkpointing, connections_noted
@@ -132,6 +133,7 @@ def save(
             before.finish()
         return _saved(root, state, step, keep, job_texts())
     state = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in state.items()}
+    import_writer()  # not in the thread: a child forked during an import can never load the module
     # Collectives of the job go on meanwhile, in their own group.
     group = None if job_texts().group is None else _group_of_its_own()
 
