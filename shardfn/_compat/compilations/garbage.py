@@ -6,9 +6,27 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+import attrs
+
 LEAST = 100_000  # young objects; garbage among fewer is found soon, and with it what it holds
 MOST = 2_000_000  # objects that are made before garbage among them is collected
-_made = [0]  # objects that pauses have made since
+
+
+@attrs.define
+class Pauses:
+    """What pauses of this process have seen.
+
+    Args:
+        made: objects made in pauses since garbage was collected.
+        has_frozen: the user has frozen objects. It takes long to count them, so it is asked until
+            there are some, and not again.
+    """
+
+    made: int = 0
+    has_frozen: bool = False
+
+
+_pauses = Pauses()
 
 
 @contextlib.contextmanager
@@ -31,11 +49,14 @@ def grow_up() -> None:
     collection does not scan them.
     """
     young, *_ = gc.get_count()
-    if young < LEAST or gc.get_freeze_count():
-        return  # objects that the user has frozen must stay so
-    _made[0] += young
-    if _made[0] > MOST:
-        _made[0] = 0
+    if young < LEAST:
+        return
+    _pauses.has_frozen = _pauses.has_frozen or gc.get_freeze_count() > 0
+    if _pauses.has_frozen:
+        return  # these objects must stay so
+    _pauses.made += young
+    if _pauses.made > MOST:
+        _pauses.made = 0
         gc.collect()
     gc.freeze()
     gc.unfreeze()

@@ -15,7 +15,8 @@ from shardfn._compat.compilations import garbage
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(garbage, "_pauses", garbage.Pauses())
     was, was_frozen = gc.isenabled(), gc.get_freeze_count()
     gc.unfreeze()
     gc.enable()
@@ -51,7 +52,6 @@ def test_objects_of_a_long_pause_are_not_young_afterwards(monkeypatch: pytest.Mo
 def test_garbage_of_many_pauses_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "LEAST", 0)
     monkeypatch.setattr(garbage, "MOST", 100_000)
-    monkeypatch.setattr(garbage, "_made", [0])
     with garbage.paused_gc():
         tied = Tied()
         gone = weakref.ref(tied)
@@ -61,7 +61,7 @@ def test_garbage_of_many_pauses_is_collected(monkeypatch: pytest.MonkeyPatch) ->
         kept = [[i] for i in range(garbage.MOST + 1)]
     assert gone() is None
     assert kept
-    assert garbage._made == [0]
+    assert garbage._pauses.made == 0
 
 
 def test_after_a_short_pause_frozen_objects_are_not_counted(
@@ -81,6 +81,9 @@ def test_what_the_user_has_frozen_stays_frozen(monkeypatch: pytest.MonkeyPatch) 
         with garbage.paused_gc():
             pass
         assert gc.get_freeze_count()
+        monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("counted again"))
+        with garbage.paused_gc():
+            pass
     finally:
         gc.unfreeze()
 
