@@ -70,6 +70,12 @@ def no_pair(x: Tensor) -> Any:
     return sf.grad(lambda y: fn(y).sum())(x)
 
 
+def unknown_keyword(x: Tensor) -> Any:
+    fn = sf.custom_vjp(lambda x, y: x * y)
+    fn.defvjp(lambda x, y: (x * y, y), lambda y, g: (g * y, None))
+    return fn(x, z=x)
+
+
 class TooFew(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -119,6 +125,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "_custom.check_unruled": ruled_twice,
     "_custom.check_rules": unruled,
     "_custom.check_pair": no_pair,
+    "_custom.check_keywords": unknown_keyword,
     "_functions.check_count": too_few,
     "_ragged.check_send_counts": lambda x: sf.vmap(
         lambda r: sf.ragged_all_to_all(r, r, "i"), axis_name="i"

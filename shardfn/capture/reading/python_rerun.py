@@ -65,7 +65,7 @@ class EagerMode(TorchFunctionMode):
         # outside of the `except`, for the error of this call has no other context
         if failed is not None:
             if not isinstance(failed, (_compat.DATA_DEPENDENT, _compat.DYNAMIC_SHAPE)):
-                if user_frames(failed.__traceback__):
+                if user_frames(failed.__traceback__) or _is_of_binding(failed):
                     raise failed  # of code of the user's that torch has called
                 if func not in OF_AUTOGRAD:
                     self.with_values(func, args, kwargs, _zeros_like)
@@ -158,6 +158,8 @@ def is_users_error(error: Exception, line: str | None, *, is_known: bool) -> boo
     """
     if isinstance(error, (ShardError, OnlyFake)) or _compat.is_of_tracing(error):
         return False
+    if _is_of_binding(error):
+        return not is_known
     frames = [(f.f_code, n) for f, n in traceback.walk_tb(error.__traceback__)]
     own = [(code.co_filename, n) for code, n in frames if not _is_around(code)]
     if not own or is_inside(own[-1][0]) or line not in (None, source_at(*own[-1])):
@@ -171,6 +173,22 @@ def _is_around(code: types.CodeType) -> bool:
     if is_inside(file):
         return "/_compat/" in file or code.co_name.startswith("__torch_") or file == __file__
     return is_ours(file)
+
+
+def _is_of_binding(error: Exception) -> bool:
+    """Whether a function of the user's cannot take the arguments that shardfn calls it with, such
+    as a body of a loop with too few parameters. Python raises that in the frame of the call.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(error, TypeError) or not frames:
+        return False
+    held = list(frames[-1].f_locals.values())
+    functions: list[Any] = [
+        fn
+        for fn in (*held, *[getattr(x, "fn", None) for x in held])
+        if isinstance(fn, types.FunctionType) and not is_ours(fn.__code__.co_filename)
+    ]
+    return any(str(error).startswith(f"{fn.__qualname__}() ") for fn in functions)
 
 
 def _is_raised(error: Exception) -> bool:

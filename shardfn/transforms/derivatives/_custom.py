@@ -5,6 +5,7 @@ Dynamo reads this.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -12,12 +13,14 @@ import attrs
 import torch
 
 from ... import _compat, _tree
-from ...argnums import positions
+from ...argnums import positions, signature_of
 from ...capture import aten_trace
 from ...capture.control_flow import bodies
 from ...errors import ShardError, TreeError, problem
 from .._paired import zero_like
 from .._transformed import Transformed
+
+BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -29,12 +32,15 @@ class Custom(Transformed):
     held: tuple[Callable[..., Any]]
     nondiff_argnums: tuple[int, ...]
     rules: list[Callable[..., Any]]
+    names: tuple[str, ...]  # of the parameters that have a position
+    defaults: tuple[Any, ...]  # of the last ones
 
     def options(self) -> Any:
         return self.nondiff_argnums, tuple(self.rules)
 
-    def inline(self, *args: Any) -> Any:
+    def inline(self, *args: Any, **kwargs: Any) -> Any:
         check_rules(self.__name__, len(self.rules), self.needs)
+        args = self.by_position(args, kwargs)
         still, moving = self.split(args)
         if not _compat.is_in_dynamo():
             if torch.compiler.is_dynamo_compiling():
@@ -64,6 +70,21 @@ class Custom(Transformed):
         a module that it leaves as one call.
         """
         raise NotImplementedError
+
+    def by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments by position, as rules receive them: keywords and default values too."""
+        first = len(self.names) - len(self.defaults)
+        every = list(args)
+        left = dict(kwargs)
+        for n in range(len(args), len(self.names)):
+            if self.names[n] in left:
+                every.append(left.pop(self.names[n]))
+            elif n >= first:
+                every.append(self.defaults[n - first])
+            else:
+                break
+        check_keywords(self.__name__, tuple(left), self.names)
+        return tuple(every)
 
     def split(self, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """(arguments that are not differentiated, arguments that are)."""
@@ -106,6 +127,22 @@ class Custom(Transformed):
             return _tree.with_tensors(out, bodies.mark_results(_tree.tensors(out)))
 
         return bodies.run_body(run, xs)
+
+
+def positional(fn: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """(the names of the parameters of a function that have a position, the default values of the
+    last ones). Dynamo cannot read the default values of a function that it has seen made.
+    """
+    if _compat.is_tracing():
+        code = getattr(fn, "__code__", None)
+        return () if code is None else code.co_varnames[: code.co_argcount], ()
+    signature = signature_of(fn)
+    if signature is None:
+        return (), ()
+    every = [p for p in signature.parameters.values() if p.kind in BY_POSITION]
+    return tuple(p.name for p in every), tuple(
+        p.default for p in every if p.default is not inspect.Parameter.empty
+    )
 
 
 def cotangent_of(out: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -152,6 +189,23 @@ def check_rules(name: str, count: int, call: str) -> None:
     if not count:
         raise ShardError(
             problem(name, "it has no rule", fix=f"f.{call} before it is called"), fix=call
+        )
+
+
+@_compat.constant_in_graph
+def check_keywords(name: str, left: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Check that all keywords of a call are arguments that have a position.
+
+    Raises:
+        TreeError: some are not, or are arguments by position too.
+    """
+    if left:
+        got = f"the keywords {', '.join(left)} are not among the arguments after those by position"
+        raise TreeError.of(
+            name,
+            got,
+            needed=f"arguments that a rule receives by position: {', '.join(names) or 'unnamed'}",
+            fix="pass them by position, or close over them",
         )
 
 

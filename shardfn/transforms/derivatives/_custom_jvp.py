@@ -18,7 +18,7 @@ from ...capture.control_flow.custom_derivatives import ForwardRule, apply_rule
 from .._options import check_function
 from .._paired import paired
 from .._transformed import name_of
-from ._custom import Custom, check_pair, cotangent_of
+from ._custom import Custom, check_pair, cotangent_of, positional
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -100,7 +100,8 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
         fn: a function of trees of tensors. The function must not close over values that are
             differentiated.
         nondiff_argnums: the positions of arguments that are not tensors. The derivative rule
-            receives the arguments at `nondiff_argnums` before all other arguments.
+            receives the arguments at `nondiff_argnums` before all other arguments. Keywords and
+            default values are arguments in their order too.
 
     Returns:
         The function fn, with a method `defjvp`.
@@ -124,4 +125,5 @@ def custom_jvp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     """
     check_function("custom_jvp", fn)
     numbers = check_argnums(f"custom_jvp({name_of(fn)})", "nondiff_argnums", nondiff_argnums)
-    return CustomJvp((fn,), numbers, [])
+    names, defaults = positional(fn)
+    return CustomJvp((fn,), numbers, [], names, defaults)

@@ -18,7 +18,7 @@ from ...capture.control_flow.custom_derivatives import ReverseRule, apply_rule
 from .._options import check_function
 from .._paired import paired
 from .._transformed import name_of
-from ._custom import Custom, check_pair, cotangent_of
+from ._custom import Custom, check_pair, cotangent_of, positional
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -171,6 +171,7 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
             differentiated.
         nondiff_argnums: the positions of arguments that are not tensors. `fwd` receives all
             arguments in their order, and `bwd` receives the arguments at `nondiff_argnums` first.
+            Keywords and default values are arguments in their order too.
 
     Returns:
         The function fn, with a method `defvjp`. A call runs fn unchanged if no derivative is taken.
@@ -192,4 +193,5 @@ def custom_vjp(fn: Callable[..., Any], nondiff_argnums: int | tuple[int, ...] = 
     """
     check_function("custom_vjp", fn)
     numbers = check_argnums(f"custom_vjp({name_of(fn)})", "nondiff_argnums", nondiff_argnums)
-    return CustomVjp((fn,), numbers, [])
+    names, defaults = positional(fn)
+    return CustomVjp((fn,), numbers, [], names, defaults)

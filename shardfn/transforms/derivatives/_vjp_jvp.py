@@ -29,7 +29,7 @@ class Evaluated(Transformed):
     linear map.
     """
 
-    verb: ClassVar[str] = "value"
+    verb: ClassVar[str] = "vjp"
     held: tuple[Callable[..., Any]]
 
     def inline(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,6 +40,13 @@ class Evaluated(Transformed):
 
     def options(self) -> Any:
         return ()
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Linearized(Evaluated):
+    """The function, at the point where `linearize` takes its derivative."""
+
+    verb: ClassVar[str] = "linearize"
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -232,10 +239,10 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
     """
     push = lambda *tangents: Forward((fn,), False)(primals, tangents)[1]
     if _compat.is_tracing():
-        return Evaluated((fn,))(*primals), push
+        return Linearized((fn,))(*primals), push
     accept("linearize", fn=fn)
     again = _drawing_again()
-    return Evaluated((fn,))(*primals), again(push)
+    return Linearized((fn,))(*primals), again(push)
 
 
 def _drawing_again() -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -148,3 +148,60 @@ def test_a_custom_function_inside_a_scan() -> None:
     )[0]
     plain = lambda x: sum(Doubled.apply(x, Y).sum() * r.sum() for r in X)
     close(sf.grad(ours)(X), torch.func.grad(plain)(X))
+
+
+K = torch.arange(1.0, 6.0, dtype=F64)
+
+
+def scaled(x: Tensor, y: Any = 2.0, *, negated: bool = False) -> Tensor:
+    return -x * y if negated else x * y
+
+
+def by_vjp(fn: Callable[..., Any]) -> Any:
+    ruled = sf.custom_vjp(fn)
+    ruled.defvjp(
+        lambda x, y: (x * y, (x, y)),
+        lambda r, g: (g * r[1] * 10, None if isinstance(r[1], float) else g * r[0] * 10),
+    )
+    return ruled
+
+
+def by_jvp(fn: Callable[..., Any]) -> Any:
+    ruled = sf.custom_jvp(fn)
+    ruled.defjvp(lambda p, t: (p[0] * p[1], 10 * (p[0] * t[1] + t[0] * p[1])))
+    return ruled
+
+
+class Scaled:
+    def method(self, x: Tensor, y: Any = 2.0) -> Tensor:
+        return x * y
+
+
+def outer(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return sf.grad(lambda x: (fn(x) * torch.arange(5.0, dtype=F64)).sum())
+
+
+@pytest.mark.parametrize("make", [by_vjp, by_jvp])
+@pytest.mark.parametrize("fn", [scaled, Scaled().method, lambda x, y=2.0: x * y])
+@pytest.mark.parametrize("staged", [False, True])
+def test_rules_receive_keywords_and_default_values_by_position(
+    make: Callable[..., Any], fn: Callable[..., Any], staged: bool
+) -> None:
+    ruled = make(fn)
+    weights = torch.arange(5.0, dtype=F64)
+    cases = [
+        (lambda x: ruled(x, y=x + 1), 10 * weights * (2 * K + 1)),
+        (lambda x: ruled(y=x + 1, x=x), 10 * weights * (2 * K + 1)),
+        (lambda x: ruled(x, y=K), 10 * weights * K),
+    ]
+    cases.append((ruled, 20 * weights))
+    for call, expected in cases:
+        found = outer(call)
+        close(sf.jit(found, backend="aten")(K) if staged else found(K), expected)
+    close(ruled(K, y=3.0), 3 * K)
+
+
+@pytest.mark.parametrize("make", [by_vjp, by_jvp])
+def test_a_keyword_without_a_position_is_refused(make: Callable[..., Any]) -> None:
+    with pytest.raises(sf.TreeError, match="the keywords negated are not among the arguments"):
+        make(scaled)(K, K, negated=True)
