@@ -119,6 +119,7 @@ def functional_graph(
     table = _recording.get().table
     graph = _compat.trace_aten(fn, inputs, table)
     _drop_labels(graph.graph)
+    _drop_failed_writes(graph.graph)
     _compat.write_out_zeros(graph)
     sources.attach(graph)  # before the graph is traced again, which keeps the annotations
     refuse_collectives(graph, name)
@@ -135,6 +136,18 @@ def _drop_labels(graph: torch.fx.Graph) -> None:
     """Drop the ops that label a span of time for torch's profiler, as of `record_function`."""
     for node in reversed(graph.nodes):
         if getattr(node.target, "namespace", "") == "profiler":
+            graph.erase_node(node)
+
+
+def _drop_failed_writes(graph: torch.fx.Graph) -> None:
+    """Drop the in-place ops that raised an error while they were traced, so that they have no
+    value: what a module or an optimizer writes under `vmap` is tried without a batch dim first.
+    """
+    for node in reversed(graph.nodes):
+        if not isinstance(node.target, _compat.OpOverload) or node.users or "val" in node.meta:
+            continue
+        schema = _compat.schema(node.target)
+        if schema.is_mutable and schema.returns:
             graph.erase_node(node)
 
 

@@ -158,7 +158,7 @@ def stepped(recipe: Recipe, rows: Sequence[Row], options: Options) -> Stepped:
 def _stepped(recipe: Recipe, rows: Sequence[Row], options: Options, pure: Options) -> Stepped:
     params = [row.param.clone() for row in rows]
     optimizer = recipe.over([row.path for row in rows], params)
-    replaced = recipe.set_options(optimizer, options)
+    mode = Stepping.with_options(recipe, optimizer, options)
     is_derived = _compat.derivative_levels() > 0
     set_present(optimizer, {**pure, "differentiable": is_derived})
     optimizer.state = defaultdict(dict)
@@ -166,15 +166,15 @@ def _stepped(recipe: Recipe, rows: Sequence[Row], options: Options, pure: Option
         optimizer.state[p] = _copied(row.own)
         p.grad = None if row.grad is None else row.grad.clone()
     states = [(row.layout, optimizer.state[p]) for p, row in zip(params, rows, strict=True)]
-    numbers = [own[name] for layout, own in states for name in layout.numbers if name in own]
-    with Stepping(numbers, recipe.is_torchs, replaced):
+    mode.reads(own[name] for layout, own in states for name in layout.numbers if name in own)
+    with mode:
         unhooked(optimizer)()
     found = []
     for p, row in zip(params, rows, strict=True):
         own = optimizer.state[p]
         if row.grad is not None:
             check_entries(recipe, row.layout, row.path, own)
-        after = _kept(own, row.state)
+        after = _kept({name: mode.meant(x) for name, x in own.items()}, row.state)
         found.append((p, after))
     return found
 

@@ -146,25 +146,25 @@ def first_state(
 
 def _started(
     recipe: Recipe, path: str, x: torch.Tensor, options: Options
-) -> tuple[torch.Tensor, First, torch.optim.Optimizer, dict[int, Any]]:
-    """(a copy of a parameter, its first state, an optimizer over it, the options that it replaces),
-    with a gradient of zeros.
+) -> tuple[torch.Tensor, First, torch.optim.Optimizer, Stepping]:
+    """(a copy of a parameter, its first state, an optimizer over it, the mode of its steps in a
+    graph), with a gradient of zeros.
     """
     p = x.detach().clone()
     optimizer = recipe.over([path], [p])
-    replaced = recipe.set_options(optimizer, options)
+    mode = Stepping.with_options(recipe, optimizer, options)
     own = _with_state(optimizer, p, _of_constructor(recipe, path, p))
     p.grad = torch.zeros_like(p)
-    return p, own, optimizer, replaced
+    return p, own, optimizer, mode
 
 
 def _first_in_graph(
     recipe: Recipe, path: str, x: torch.Tensor, options: Options, pure: Options
 ) -> tuple[torch.Tensor, First]:
     """(a copy of a parameter, its state after a step in a graph)."""
-    p, own, optimizer, replaced = _started(recipe, path, x, options)
+    p, own, optimizer, mode = _started(recipe, path, x, options)
     set_present(optimizer, pure)
-    with Stepping((), recipe.is_torchs, replaced):
+    with mode:
         unhooked(optimizer)()
     return p, own
 

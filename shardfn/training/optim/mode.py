@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import attrs
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...errors import TreeError, call_site
+from .recipe import Options, Recipe
+
 COMPARED: dict[str, Callable[[Any, Any], bool]] = {"ne": operator.ne, "gt": operator.gt}
+# classes whose steps take roots of negative numbers in their first steps, and drop them
+DROPPED_ROOTS = (torch.optim.RAdam,)
 IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 
 
@@ -18,40 +24,75 @@ class Stepping(TorchFunctionMode):
     """Runs a step without turning derivatives off, and without reading values.
 
     Args:
-        numbers: state that torch's step reads with `.item()` outside of a graph, such as the count
-            of steps. Ops read them in float64, and write them in their own dtype, as Python does.
-        is_torchs: whether torch wrote the step. Then `.item()` of a tensor is that tensor, in
+        recipe: of the optimizer. If torch wrote the step, `.item()` of a tensor is that tensor, in
             float64, and whether an option is zero follows from the constructor.
-        replaced: the constructor's value of each option that is a tensor now, by id.
+        replaced: of each option that is a tensor now, by id: its name and the constructor's value.
+        stand_ins: of each number that has a derivative, by the id of its stand-in: the two.
     """
 
     def __init__(
-        self, numbers: Sequence[torch.Tensor], is_torchs: bool, replaced: Mapping[int, Any]
+        self, recipe: Recipe, replaced: Mapping[int, tuple[str, Any]], stand_ins: dict[int, StandIn]
     ) -> None:
         super().__init__()
-        self.numbers = {id(x): x for x in numbers}
-        self.is_torchs = is_torchs
-        self.replaced = replaced if is_torchs else {}
+        self.recipe = recipe
+        self.replaced = replaced if recipe.is_torchs else {}
+        self.stand_ins = stand_ins
+        self.numbers: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def with_options(
+        cls, recipe: Recipe, optimizer: torch.optim.Optimizer, options: Options
+    ) -> Stepping:
+        """Set an optimizer's options, and return the mode of its step."""
+        stand_ins: dict[int, StandIn] = {}
+
+        def own(x: Any) -> Any:
+            if isinstance(x, tuple):
+                return tuple(map(own, x))
+            return number_for(x, stand_ins)
+
+        return cls(recipe, recipe.set_options(optimizer, options, own), stand_ins)
+
+    def reads(self, numbers: Iterable[torch.Tensor]) -> None:
+        """State that torch's step reads with `.item()` outside of a graph, such as the count of
+        steps. Ops read them in float64, and write them in their own dtype, as Python does.
+        """
+        self.numbers |= {id(x): x for x in numbers}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         plain = name.strip("_")
-        kwargs = dict(kwargs or {})
         if plain == "set_grad_enabled":
             return None  # a step has derivatives, as all functions do
+        if plain in COMPARED and self.is_with_zero(args):
+            return COMPARED[plain](self.of_constructor(args[0]), 0)
+        first = args[0] if args else None
+        args = tuple(map(self.meant, args))
+        kwargs = {name: self.meant(x) for name, x in (kwargs or {}).items()}
+        found = self.called(func, name, plain, args, kwargs)
+        if args and found is args[0]:
+            return first
+        return number_for(found, self.stand_ins)
+
+    def called(
+        self, func: Any, name: str, plain: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of an op of a step."""
         if plain == "detach":
             x = args[0]
             return x.view_as(x)
-        if plain == "item" and self.is_torchs:
+        if plain == "item" and self.recipe.is_torchs:
             x = self.read(args[0])
             return x.double()
-        if plain in COMPARED and self.is_with_zero(args):
-            first = self.replaced[id(args[0])]
-            return COMPARED[plain](first, 0)
+        if "out" in kwargs:  # which has no batching rule
+            out = kwargs.pop("out")
+            return out.copy_(self.called(func, name, plain, args, kwargs))
         if writes(name):
             args = self.written(args)
         else:
             args = tuple(map(self.read, args))
+        if plain == "pow" and self.recipe.cls in DROPPED_ROOTS:
+            return _root(func, *args, **kwargs)
         if plain in SCALARS:
             return SCALARS[plain](func, *args, **kwargs)
         return func(*args, **kwargs)
@@ -59,7 +100,31 @@ class Stepping(TorchFunctionMode):
     def is_with_zero(self, args: tuple[Any, ...]) -> bool:
         """Whether an option is compared with zero."""
         x, other = args
-        return id(x) in self.replaced and other == 0
+        return id(x) in self.replaced and isinstance(other, (int, float)) and other == 0
+
+    def of_constructor(self, x: torch.Tensor) -> Any:
+        """The constructor's value of an option that is a tensor now.
+
+        Raises:
+            TreeError: it is zero. Then the step has no code for the option, whose value is not
+                known before the step runs.
+        """
+        name, value = self.replaced[id(x)]
+        if value == 0:
+            raise TreeError.of(
+                f"{self.recipe.name}.update, argument {name}",
+                f"{name} is a tensor, and {value} in the constructor: a captured step leaves out "
+                "what an option of zero does",
+                needed="a number; or a constructor in which it is not zero",
+                fix=f"sf.optim(torch.optim.{self.recipe.cls.__name__}, {name}=0.1) for any {name}",
+                source=call_site(),
+            )
+        return value
+
+    def meant(self, x: Any) -> Any:
+        """The tensor that an input of an op stands for."""
+        found = self.stand_ins.get(id(x))
+        return x if found is None else found.number
 
     def read(self, x: Any) -> Any:
         """An input of an op: a number in float64."""
@@ -74,6 +139,25 @@ class Stepping(TorchFunctionMode):
             return first, *map(self.read, others)
         alike = [_as_dtype(x, first.dtype) for x in others]
         return first, *alike
+
+
+@attrs.frozen
+class StandIn:
+    """A tensor in place of a number that has a derivative: torch's C++ takes no such tensor as a
+    number, such as the `alpha` of an addition.
+    """
+
+    shown: torch.Tensor
+    number: torch.Tensor
+
+
+def number_for(x: Any, stand_ins: dict[int, StandIn]) -> Any:
+    """What a step is given for a value: a stand-in for a number that has a derivative."""
+    if not isinstance(x, torch.Tensor) or x.dim() or not x.requires_grad:
+        return x
+    shown = x.detach()
+    stand_ins[id(shown)] = StandIn(shown, x)
+    return shown
 
 
 def writes(name: str) -> bool:
@@ -140,6 +224,15 @@ def _power(func: Any, x: Any, base: Any) -> Any:
         return func(x, base)
     exponent = x * math.log(base)
     return exponent.exp()
+
+
+def _root(func: Any, x: Any, exponent: Any) -> Any:
+    """A power. That of a negative number to a fraction is dropped later in the step, and its
+    derivative would be nan all the same.
+    """
+    if exponent == 0.5 and isinstance(x, torch.Tensor):
+        return func(torch.where(x < 0, torch.ones_like(x), x), exponent)
+    return func(x, exponent)
 
 
 def _filled(func: Any, x: Any, fill_value: Any, **more: Any) -> Any:

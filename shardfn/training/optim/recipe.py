@@ -134,11 +134,24 @@ class Recipe:
             made = self.made([[x], *([] for _ in self.groups)])
         return [name for name in made.param_groups[0] if name != "params"]
 
-    def set_options(self, optimizer: torch.optim.Optimizer, options: Options) -> dict[int, Any]:
+    def set_options(
+        self,
+        optimizer: torch.optim.Optimizer,
+        options: Options,
+        as_given: Callable[[Any], Any] = lambda x: x,
+    ) -> dict[int, tuple[str, Any]]:
         """Set options of all groups. A list has one value for each group; any other value is for
-        the groups without one of their own. Returns the values before, by the ids of those now.
+        the groups without one of their own.
+
+        Args:
+            optimizer: whose groups they are.
+            options: by name.
+            as_given: a value as a group is given it.
+
+        Returns:
+            (the name, the value before), by the ids of the values now.
         """
-        replaced: dict[int, Any] = {}
+        replaced: dict[int, tuple[str, Any]] = {}
         own = [{}, *(of_group for _, of_group in self.groups)]
         for name, value in options.items():
             is_list = isinstance(value, list)
@@ -146,9 +159,17 @@ class Recipe:
             rows = zip(optimizer.param_groups, values, own, strict=True)
             for group, x, mine in rows:
                 if is_list or name not in mine:
-                    replaced[id(x)] = group[name]
-                    group[name] = x
+                    now = as_given(x)
+                    before = replaced.get(id(now), (name, group[name]))[1]
+                    if isinstance(now, torch.Tensor) and _is_zero(before) != _is_zero(group[name]):
+                        now = now.view_as(now)  # one tensor for two options, or for two groups
+                    replaced[id(now)] = name, group[name]
+                    group[name] = now
         return replaced
+
+
+def _is_zero(x: Any) -> bool:
+    return isinstance(x, (int, float)) and x == 0
 
 
 def _holds(x: Any, ids: set[int], depth: int = 3) -> bool:
