@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,6 +130,63 @@ def check_options(recipe: Recipe, given: Sequence[str]) -> None:
         )
 
 
+def check_groups(name: str, groups: Any) -> None:
+    """Check that parameter groups are a dict from patterns to options.
+
+    Raises:
+        TreeError: they are something else.
+    """
+    is_dict = isinstance(groups, Mapping)
+    if groups is not None and not (
+        is_dict and all(isinstance(x, Mapping) for x in groups.values())
+    ):
+        raise TreeError.of(
+            f"optim({name}), argument groups",
+            f"groups is {groups!r}",
+            needed="a dict from patterns to dicts of options",
+            fix='groups={"**.bias": dict(weight_decay=0.0)}',
+            arg_path="groups",
+        )
+
+
+@_compat.constant_in_graph
+def refuse_state(name: str, kind: str) -> None:
+    """Refuse a state that is no dict.
+
+    Raises:
+        TreeError: always.
+    """
+    raise TreeError.of(
+        f"{name}.update, argument state",
+        f"state is a {kind}",
+        needed="a dict of tensors",
+        fix="state = opt.init(params)",
+        arg_path="state",
+    )
+
+
+def check_params(where: str, paths: Sequence[str]) -> None:
+    """Check that there are parameters, each with a path of its own.
+
+    Raises:
+        TreeError: there is none, or two have one path.
+    """
+    twice = sorted(path for path, count in Counter(paths).items() if count > 1)
+    lines = [f"two parameters have the path {path!r}" for path in twice]
+    if not paths:
+        lines.append("the parameters have no tensor")
+    if lines:
+        raise TreeError.of(
+            f"{where}, argument params",
+            *lines,
+            needed="a pytree of tensors, each with a dotted path of its own",
+            fix="rename the keys: 'a.b' and 'a' with 'b' in it have one path"
+            if paths
+            else "a pytree with a tensor: {'w': torch.ones(2)}",
+            arg_path="params",
+        )
+
+
 def check_trees(
     name: str,
     paths: Sequence[str],
@@ -143,13 +200,9 @@ def check_trees(
         TreeError: lists all that differ.
     """
     lines = list(wrong)
-    twice = sorted(path for path, count in Counter(paths).items() if count > 1)
-    lines += [f"two parameters have the path {path!r}" for path in twice]
-    if not paths:
-        lines.append("the parameters have no tensor")
     for path, of_param, of_grad in zip(paths, shapes, of_grads, strict=True):
         if of_grad is not None and of_grad != of_param:
-            texts = [_text(x) for x in (of_grad, of_param)]
+            texts = [x if isinstance(x, str) else _text(x) for x in (of_grad, of_param)]
             lines.append(f"the gradient of {path!r} is {texts[0]}, but its parameter is {texts[1]}")
     if lines:
         raise TreeError.of(

@@ -14,7 +14,7 @@ from ...capture import aten_trace
 from ...capture.modules.module_call import is_unbatched, spread
 from ...ops.elementwise import Elementwise, is_elementwise
 from ...ops.nodes import remove_unread
-from .layout import State, check_entries, unhooked
+from .layout import State, check_entries, entries_of_constructor, unhooked
 from .mode import Stepping
 from .recipe import Options, Recipe, captured, set_present
 from .rows import Row
@@ -167,13 +167,13 @@ def _stepped(recipe: Recipe, rows: Sequence[Row], options: Options, pure: Option
         p.grad = None if row.grad is None else row.grad.clone()
     states = [(row.layout, optimizer.state[p]) for p, row in zip(params, rows, strict=True)]
     mode.reads(own[name] for layout, own in states for name in layout.numbers if name in own)
-    with mode:
+    with mode, entries_of_constructor(recipe, options):
         unhooked(optimizer)()
     found = []
     for p, row in zip(params, rows, strict=True):
         own = optimizer.state[p]
         if row.grad is not None:
-            check_entries(recipe, row.layout, row.path, own)
+            check_entries(recipe, row.layout, row.path, own, options)
         after = _kept({name: mode.meant(x) for name, x in own.items()}, row.state)
         found.append((p, after))
     return found

@@ -4,8 +4,9 @@ step is unlike the others.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ... import _compat
-from ...errors import CaptureError
+from ...errors import CaptureError, TreeError
 from .mode import Stepping
 from .recipe import PURE, Options, Recipe, captured, set_present
 
@@ -59,11 +60,13 @@ class Layout:
             first values. Then the state says whether there was one.
         numbers: the entries of float32 that the step reads by `.item()` outside of a graph, such as
             the count of steps.
+        of_param: the entries with the shape of the parameter.
     """
 
     kinds: dict[str, type]
     is_late: bool
     numbers: frozenset[str]
+    of_param: frozenset[str]
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +96,9 @@ def layout_of(recipe: Recipe, path: str, shape: Sequence[int], dtype: torch.dtyp
         later, after, numbers = _stepped(recipe, path, p, g, state.first)
         kinds = {name: _kind(recipe, name, x) for name, x in state.items()}
         is_same = torch.equal(fresh, later) and _same(state, after)
-    return Layout(kinds, not is_same, numbers)
+    tensors = {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
+    of_param = frozenset(name for name, x in tensors.items() if x.dim() and x.shape == p.shape)
+    return Layout(kinds, not is_same, numbers, of_param)
 
 
 def _stepped(
@@ -134,7 +139,7 @@ def first_state(
             set_present(optimizer, {"fused": False})
         with torch.random.fork_rng(devices=[]):  # init draws nothing
             _run_until_known(optimizer, own, layout)
-    check_entries(recipe, layout, path, own.first)
+    check_entries(recipe, layout, path, own.first, options)
     values: State = {}
     for name in layout.kinds:
         first = _as_tensor(own.first[name], p)
@@ -229,14 +234,47 @@ def _kind(recipe: Recipe, name: str, x: Any) -> type:
     )
 
 
-def check_entries(recipe: Recipe, layout: Layout, path: str, state: State) -> None:
+@contextlib.contextmanager
+def entries_of_constructor(recipe: Recipe, options: Iterable[str]) -> Iterator[None]:
+    """A context of a step with these options, which may need a state that the constructor's
+    options do not make.
+
+    Raises:
+        TreeError: the step reads an entry that the state lacks.
+    """
+    try:
+        yield
+    except KeyError as error:
+        if not options or not recipe.is_torchs:
+            raise
+        raise _of_options(recipe, options, f"the state has no {error.args[0]}") from None
+
+
+def _of_options(recipe: Recipe, options: Iterable[str], got: str) -> TreeError:
+    names = ", ".join(options)
+    return TreeError.of(
+        f"{recipe.name}.update",
+        f"with this {names} {got}",
+        needed="options that need the same state as those of the constructor",
+        fix=f"give {names} to the constructor, which makes the state: "
+        f"sf.optim(torch.optim.{recipe.cls.__name__}, ...)",
+        arg_path=names,
+    )
+
+
+def check_entries(
+    recipe: Recipe, layout: Layout, path: str, state: State, options: Iterable[str]
+) -> None:
     """Check that the state of a parameter has the entries of its layout.
 
     Raises:
         CaptureError: the entries depend on the size of the parameter, or on the number of steps.
+        TreeError: they depend on the options of the step.
     """
     if state.keys() != layout.kinds.keys():
         got, known = (", ".join(names) or "nothing" for names in (state, layout.kinds))
+        if options and recipe.is_torchs:
+            raise _of_options(recipe, options, f"the state has {got}, and had {known} before")
         raise CaptureError.of(
             recipe.name,
             f"the state of {path!r} has {got}, but that of a small parameter after one step has "

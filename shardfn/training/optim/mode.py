@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...errors import TreeError, call_site
+from ...errors import TreeError
 from .recipe import Options, Recipe
 
 COMPARED: dict[str, Callable[[Any, Any], bool]] = {"ne": operator.ne, "gt": operator.gt}
@@ -70,8 +70,8 @@ class Stepping(TorchFunctionMode):
         args = tuple(map(self.meant, args))
         kwargs = {name: self.meant(x) for name, x in (kwargs or {}).items()}
         found = self.called(func, name, plain, args, kwargs)
-        if args and found is args[0]:
-            return first
+        if args and found is args[0] and found is not first and not found.dim():
+            return first  # the stand-in of what it writes to
         return number_for(found, self.stand_ins)
 
     def called(
@@ -84,8 +84,8 @@ class Stepping(TorchFunctionMode):
         if plain == "item" and self.recipe.is_torchs:
             x = self.read(args[0])
             return x.double()
-        if "out" in kwargs:  # which has no batching rule
-            out = kwargs.pop("out")
+        out = kwargs.pop("out", None)
+        if out is not None:  # it has no batching rule
             return out.copy_(self.called(func, name, plain, args, kwargs))
         if writes(name):
             args = self.written(args)
@@ -117,7 +117,6 @@ class Stepping(TorchFunctionMode):
                 "what an option of zero does",
                 needed="a number; or a constructor in which it is not zero",
                 fix=f"sf.optim(torch.optim.{self.recipe.cls.__name__}, {name}=0.1) for any {name}",
-                source=call_site(),
             )
         return value
 

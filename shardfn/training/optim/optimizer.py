@@ -27,8 +27,11 @@ class Optim:
         self.recipe, self.name = recipe, recipe.name
         self.step = Step(recipe)
 
-        def check(paths: Any, shapes: Any, of_grads: Any, wrong: Any, options: Any) -> Any:
+        def check(
+            method: str, paths: Any, shapes: Any, of_grads: Any, wrong: Any, options: Any
+        ) -> Any:
             checks.check_options(recipe, options)
+            checks.check_params(f"{recipe.name}.{method}", paths)
             checks.check_trees(recipe.name, paths, shapes, of_grads, wrong)
             return self.step.names(paths, shapes)
 
@@ -76,7 +79,7 @@ class Optim:
         leaves = _tree.tensors(params)
         paths = dotted_paths(params)
         shapes = described(leaves)
-        names = self.checked(paths, shapes, shapes, [], list(options))
+        names = self.checked("init", paths, shapes, shapes, [], list(options))
         if not is_captured():
             return self.step.first(paths, leaves, options)
         feed = iter(self.step.first_in_graph(paths, leaves, options))
@@ -88,7 +91,7 @@ class Optim:
     def _shapes(self, params: Any, options: Mapping[str, Any]) -> Any:
         """The shapes of the state before the first step."""
         paths, shapes = dotted_paths(params), described(_tree.tensors(params))
-        self.checked(paths, shapes, shapes, [], list(options))
+        self.checked("init", paths, shapes, shapes, [], list(options))
         return as_shapes(self.step.shapes(paths, shapes))
 
     @_compat.read_by_dynamo
@@ -130,7 +133,10 @@ class Optim:
         leaves = _tree.tensors(params)
         paths = dotted_paths(params)
         paired, wrong = beside(params, grads, BESIDE)
-        self.checked(paths, described(leaves), described(paired), wrong, list(options))
+        shapes = described(leaves)
+        self.checked("update", paths, shapes, described(paired), wrong, list(options))
+        if not isinstance(state, dict):
+            checks.refuse_state(self.recipe.name, type(state).__name__)
         run = self.step.updated
         if not is_captured():
             checks.check_meshes(self.recipe.name, paths, leaves, paired)
@@ -246,6 +252,7 @@ def optim(
     if _compat.is_tracing():
         checks.refuse_inside()
     checks.check_class(cls)
+    checks.check_groups(cls.__name__, groups)
     given = groups or {}
     own = tuple((pattern, dict(x)) for pattern, x in given.items())
     recipe = Recipe(f"optim({cls.__name__})", cls, options, own)

@@ -156,9 +156,16 @@ class Recipe:
         for name, value in options.items():
             is_list = isinstance(value, list)
             values = value if is_list else [value] * len(own)
+            if len(values) != len(own):
+                self._refuse_option(
+                    name,
+                    f"{name} is a list of {len(values)}, and there are {len(own)} groups",
+                    "a value for each group: first that of parameters without a pattern",
+                )
             rows = zip(optimizer.param_groups, values, own, strict=True)
             for group, x, mine in rows:
                 if is_list or name not in mine:
+                    self._check_option(name, x, group[name])
                     now = as_given(x)
                     before = replaced.get(id(now), (name, group[name]))[1]
                     if isinstance(now, torch.Tensor) and _is_zero(before) != _is_zero(group[name]):
@@ -166,6 +173,34 @@ class Recipe:
                     replaced[id(now)] = name, group[name]
                     group[name] = now
         return replaced
+
+    def _check_option(self, name: str, x: Any, before: Any) -> None:
+        """Check that an option has the form of that of the constructor.
+
+        Raises:
+            TreeError: it is no number, or no tuple of as many.
+        """
+        if isinstance(before, tuple):
+            if not isinstance(x, (tuple, list)) or len(x) != len(before):
+                self._refuse_option(name, f"{name} is {x!r}", f"a tuple of {len(before)} numbers")
+        elif _is_number(before) and not _is_number(x):
+            self._refuse_option(name, f"{name} is {x!r}", "a number or a 0-d tensor")
+        elif isinstance(x, torch.Tensor) and x.dim():
+            shape = list(x.shape)
+            self._refuse_option(name, f"{name} has shape {shape}", "a number or a 0-d tensor")
+
+    def _refuse_option(self, name: str, got: str, needed: str) -> None:
+        raise TreeError.of(
+            f"{self.name}.update, argument {name}",
+            got,
+            needed=needed,
+            fix=f"pass {name} in the form in which the constructor takes it",
+            arg_path=name,
+        )
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float, torch.Tensor))
 
 
 def _is_zero(x: Any) -> bool:

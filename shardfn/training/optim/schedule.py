@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...accepted import accept
-from ...errors import CheckpointError
+from ...errors import CheckpointError, TreeError
 from .recipe import Recipe
 
 CYCLED = ("momentum", "betas")  # options that OneCycleLR and CyclicLR change too
@@ -38,6 +38,14 @@ class Schedule:
         step = types.MethodType(_nothing, self.optimizer)
         self.optimizer.__dict__["step"] = step
         self.scheduler = make(self.optimizer, *args, **options)
+        if not callable(getattr(self.scheduler, "step", None)):
+            raise TreeError.of(
+                f"{recipe.name}.schedule, argument make",
+                f"it returns a {type(self.scheduler).__name__}, which has no step()",
+                needed="a scheduler of torch",
+                fix="opt.schedule(torch.optim.lr_scheduler.StepLR, 10)",
+                arg_path="make",
+            )
 
     @property
     def lr(self) -> Any:

@@ -15,7 +15,15 @@ from ... import _compat, _tree
 from ...capture.modules.module_call import running
 from ...errors import CaptureError, TreeError, call_site
 from .graph import after_step
-from .layout import STARTED, Layout, State, check_entries, first_state, layout_of
+from .layout import (
+    STARTED,
+    Layout,
+    State,
+    check_entries,
+    entries_of_constructor,
+    first_state,
+    layout_of,
+)
 from .recipe import Options, Recipe
 from .rows import Row
 
@@ -56,8 +64,9 @@ class Step:
                 found = self.first(paths, params, options)
             return tuple(_flat(found, found))
 
-        self.updated = _compat.keep_in_graph(updated)
-        self.first_in_graph = _compat.keep_in_graph(first)
+        self.updated = _compat.keep_in_graph(_compat.located(updated))
+        self.first_in_graph = _compat.keep_in_graph(_compat.located(first))
+        self.eager = _compat.located(self.step_of_torch)
 
     def layout(self, path: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
         """The layout of a parameter's state, found once for each kind of parameter."""
@@ -107,11 +116,11 @@ class Step:
         layouts = []
         for path, x in zip(paths, params, strict=True):
             layouts.append(self.layout(path, x.shape, x.dtype))
-        self.check_state(paths, layouts, state)
+        self.check_state(paths, params, layouts, state)
         states = [state[path] for path in paths]
         return list(map(Row, paths, params, grads, states, layouts))
 
-    def eager(
+    def step_of_torch(
         self, paths: Sequence[str], params: Tensors, grads: Grads, state: States, options: Options
     ) -> tuple[torch.Tensor, ...]:
         """The new parameters, and the new state as a flat list, by torch's own step."""
@@ -124,7 +133,8 @@ class Step:
             optimizer.state[p] = _loaded(row)
             p.grad = self.own(row.grad)
         try:
-            optimizer.step()
+            with entries_of_constructor(self.recipe, options):
+                optimizer.step()
         except Exception as error:
             if any(isinstance(x, DTensor) for x in params):
                 raise self.not_for_dtensors(error) from error
@@ -133,7 +143,7 @@ class Step:
         for p, row in zip(new, rows, strict=True):
             own = optimizer.state[p]
             if row.grad is not None:
-                check_entries(self.recipe, row.layout, row.path, own)
+                check_entries(self.recipe, row.layout, row.path, own, options)
             after[row.path] = _written(row, own)
             p.grad = None
         return (*new, *_flat(state, after))
@@ -170,14 +180,16 @@ class Step:
             after[row.path] = row.state if row.grad is None else own
         return (*new, *_flat(state, after))
 
-    def check_state(self, paths: Sequence[str], layouts: Sequence[Layout], state: States) -> None:
+    def check_state(
+        self, paths: Sequence[str], params: Tensors, layouts: Sequence[Layout], state: States
+    ) -> None:
         """Check that a state has an entry for each parameter, as `init` makes it.
 
         Raises:
             TreeError: lists the differences.
         """
         wrong = []
-        for path, layout in zip(paths, layouts, strict=True):
+        for path, x, layout in zip(paths, params, layouts, strict=True):
             if path not in state:
                 wrong.append(f"the state lacks {path!r}")
                 continue
@@ -186,6 +198,16 @@ class Step:
                 has = ", ".join(got) or "nothing"
                 needed = ", ".join(layout.names)
                 wrong.append(f"state[{path!r}] has {has}, not {needed}")
+                continue
+            for name, own in state[path].items():
+                if not isinstance(own, torch.Tensor):
+                    wrong.append(f"state[{path!r}][{name!r}] is {own!r}, and no tensor")
+                elif name in layout.of_param and own.shape != x.shape:
+                    shapes = list(own.shape), list(x.shape)
+                    wrong.append(
+                        f"state[{path!r}][{name!r}] has shape {shapes[0]}, but the parameter has "
+                        f"{shapes[1]}"
+                    )
         for path in state:
             if path not in paths:
                 wrong.append(f"the state has also {path!r}")
@@ -234,7 +256,7 @@ def as_numbers(options: Options) -> dict[str, Any]:
 
 def _number(x: Any) -> Any:
     if isinstance(x, torch.Tensor):
-        return x.item()
+        return x if x.dim() else x.item()
     if type(x) in (list, tuple):
         return type(x)(map(_number, x))
     return x

@@ -43,10 +43,15 @@ def beside(params: Any, tree: Any, names: tuple[str, str]) -> tuple[list[Any], l
 
 @_compat.of_trees
 def described(leaves: list[Any]) -> list[Any]:
-    """(shape, dtype) of each leaf that is a tensor."""
-    return [
-        (tuple(map(int, x.shape)), x.dtype) if isinstance(x, torch.Tensor) else None for x in leaves
-    ]
+    """(shape, dtype) of each leaf that is a tensor, the class of another. None for None."""
+    return [_described(x) for x in leaves]
+
+
+@_compat.of_trees
+def _described(x: Any) -> Any:
+    if isinstance(x, torch.Tensor):
+        return tuple(map(int, x.shape)), x.dtype
+    return None if x is None else f"a {type(x).__name__}"
 
 
 def has_shapes(tree: Any) -> bool:

@@ -124,7 +124,18 @@ def updated(params: Any = PARAMS, grads: Any = GRADS, state: Any = STATE, **k: A
 
 
 OTHER = {**GRADS, "out": [torch.ones(2), GRADS["out"][1]]}
+
+
 # a call, the class of its error, parts of its text
+def with_entry(name: str, x: Any) -> Any:
+    return {**STATE, "in.w": {**STATE["in.w"], name: x}}
+
+
+def with_momentum() -> Any:
+    opt = sf.optim(O.SGD)
+    return opt.update(PARAMS, GRADS, opt.init(PARAMS), momentum=0.9)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]]] = {
     "LBFGS": (
         lambda: sf.optim(O.LBFGS),
@@ -229,7 +240,66 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[sf.ShardError], tuple[str, ...]
         sf.TreeError,
         ("two parameters have the path 'a.b'",),
     ),
-    "no parameters": (lambda: OPT.init({}), sf.TreeError, ("the parameters have no tensor",)),
+    "no parameters": (
+        lambda: OPT.init({}),
+        sf.TreeError,
+        ("optim(AdamW).init, argument params: the parameters have no tensor",),
+    ),
+    "a gradient that is a number": (
+        lambda: updated({"w": PARAMS["out"][1]}, {"w": 1.0}, {}),
+        sf.TreeError,
+        ("the gradient of 'w' is a float, but its parameter is",),
+    ),
+    "a list for groups that are not there": (
+        lambda: updated(lr=[0.1, 0.2]),
+        sf.TreeError,
+        ("optim(AdamW).update, argument lr: lr is a list of 2, and there are 1 groups",),
+    ),
+    "a number for a tuple": (
+        lambda: updated(betas=0.5),
+        sf.TreeError,
+        ("betas is 0.5", "a tuple of 2 numbers"),
+    ),
+    "nothing for a number": (
+        lambda: updated(lr=None),
+        sf.TreeError,
+        ("lr is None", "a 0-d tensor"),
+    ),
+    "a vector for a number": (
+        lambda: updated(lr=torch.ones(2)),
+        sf.TreeError,
+        ("lr has shape [2]", "a number or a 0-d tensor"),
+    ),
+    "an option that needs more state": (
+        lambda: updated(amsgrad=True),
+        sf.TreeError,
+        ("with this amsgrad the state has no max_exp_avg_sq", "give amsgrad to the constructor"),
+    ),
+    "an option that makes more state": (
+        lambda: with_momentum(),
+        sf.TreeError,
+        ("with this momentum the state has momentum_buffer, and had nothing before",),
+    ),
+    "groups in a list": (
+        lambda: sf.optim(O.SGD, groups=[{}]),  # type: ignore[arg-type]
+        sf.TreeError,
+        ("optim(SGD), argument groups: groups is [{}]", "a dict from patterns"),
+    ),
+    "a state of another shape": (
+        lambda: updated(state=with_entry("exp_avg", torch.ones(5))),
+        sf.TreeError,
+        ("state['in.w']['exp_avg'] has shape [5], but the parameter has",),
+    ),
+    "a number in a state": (
+        lambda: updated(state=with_entry("step", 3.0)),
+        sf.TreeError,
+        ("state['in.w']['step'] is 3.0, and no tensor",),
+    ),
+    "a scheduler that is none": (
+        lambda: OPT.schedule(lambda optimizer: None),
+        sf.TreeError,
+        ("optim(AdamW).schedule, argument make: it returns a NoneType",),
+    ),
     "another state": (
         lambda: updated(state={**STATE, "in.w": {}, "more": {}}),
         sf.TreeError,
@@ -267,12 +337,40 @@ def test_it_is_refused_by_name(name: str) -> None:
         lambda p: OPT.update(p, {"in": p["in"]}, STATE),
         lambda p: OPT.update(p, p, STATE, rate=1),
         lambda p: OPT.update(p, p, {}),
+        lambda p: OPT.update(p, p, None),
+        lambda p: OPT.update(p, p, with_entry("step", 3.0)),
+        lambda p: OPT.update(p, p, STATE, betas=0.5),
+        lambda p: OPT.update(p, p, STATE, amsgrad=True),
     ],
-    ids=["gradients", "an option", "a state"],
+    ids=["gradients", "an option", "a state", "None", "a number", "no tuple", "more state"],
 )
 def test_inside_a_captured_function_the_same_errors_arrive(call: Any) -> None:
-    with pytest.raises(sf.TreeError, match=r"optim\(AdamW\)\.update"):
+    with pytest.raises(sf.TreeError, match=r"optim\(AdamW\)\.update") as caught:
         sf.jit(call, backend="aten")(PARAMS)
+    assert f"  at: {__file__}:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"), [(O.SGD, "weight_decay"), (O.SGD, "momentum"), (O.Adam, "weight_decay")]
+)
+def test_an_option_of_zero_is_refused_as_a_tensor_inside(cls: Any, name: str) -> None:
+    """The captured step has no code for it, and its value is not known then."""
+    opt, value = sf.optim(cls), torch.tensor(0.5, dtype=torch.float64)
+    step = lambda x: opt.update(PARAMS, GRADS, opt.init(PARAMS), **{name: x})[0]
+    with pytest.raises(sf.TreeError, match=f"argument {name}: {name} is a tensor, and 0"):
+        sf.jit(step, backend="aten")(value)
+    step = lambda x: opt.update(PARAMS, GRADS, opt.init(PARAMS), lr=x, **{name: 0.0})[0]
+    found, wanted = table.flat(sf.jit(step, backend="aten")(value)), table.flat(step(value))
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=0) for a, b in zip(found, wanted, strict=True))
+
+
+def test_one_tensor_for_two_options_is_the_value_of_each() -> None:
+    """Whether an option is zero follows from the constructor, for each option and group."""
+    value = torch.tensor(0.5, dtype=torch.float64)
+    opt = sf.optim(O.SGD, lr=0.1, weight_decay=0.2, groups={"in.b": {"weight_decay": 0.0}})
+    step = lambda x: opt.update(PARAMS, GRADS, opt.init(PARAMS), lr=x, weight_decay=x)[0]
+    found, wanted = table.flat(sf.jit(step, backend="aten")(value)), table.flat(step(value))
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=0) for a, b in zip(found, wanted, strict=True))
 
 
 def test_a_step_outside_may_read_values() -> None:
