@@ -302,6 +302,11 @@ FOUND = (
         "call {1} outside of the function, and pass what it returns",
     ),
     (
+        r"Missing `as_proxy\(\)`[\s\S]*\((?:Remains|DonatedTensor)\)",
+        "the function uses a tensor that was donated to an earlier call, so its memory is gone",
+        "use the results of that call, or leave the argument out of its donate_argnums",
+    ),
+    (
         r"Missing `as_proxy\(\)`[\s\S]*(?:UserDefined|GenericContext)\w+\((\w+)\)",
         "an operation on tensors gets an object of class {0}",
         "a function or a method in place of the operator: obj.scale(x) in place of obj * x; or "

@@ -16,7 +16,7 @@ from ...simulated import DonatedTensor, remains_of, used_after_donation
 from ...types import Aval
 from .. import cache
 from ..store import Earlier
-from .refusals import memory_tensors, refuse_saved, refused_held, refused_shared
+from .refusals import memory_tensors, refuse_saved, refused_expanded, refused_held, refused_shared
 
 Layout = tuple[tuple[int, ...], dict[str, Any]]  # shape; strides, dtype and device by name
 
@@ -223,6 +223,8 @@ class Donation:
             return leaves
         given = list(leaves)
         for i in self.taken:
+            if not isinstance(leaves[i], DTensor) and _compat.may_overlap(leaves[i]):
+                raise refused_expanded(self.name, self.paths[i])
             given[i] = _own(leaves[i])
         return given
 
@@ -233,12 +235,17 @@ class Donation:
         ids = set(map(id, mine))
         outs = [_free(x) if id(x) in ids else x for x in outs]
         results = _without_views(mine, outs)
+        rows = list(zip(self.taken, mine, strict=True))
         for x in mine:
             if isinstance(x, DTensor):
                 x._local_tensor = DonatedTensor(_compat.local_tensor(x), self.name)
                 x._spec = _compat.gone_spec(_compat.spec_of(x))
             else:
-                torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
+                try:
+                    torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
+                except RuntimeError:  # the compiled code keeps it for its backward
+                    path = next(self.paths[i] for i, own in rows if own is x)
+                    raise refused_held(self.name, path) from None
         return results
 
 

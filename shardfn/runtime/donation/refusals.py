@@ -54,6 +54,12 @@ def refused_held(name: str, path: str) -> ShardError:
     return _refused(name, path, got, needed, f"{path}.detach(), donated instead")
 
 
+def refused_expanded(name: str, path: str) -> ShardError:
+    got = "elements of the donated argument share memory, as those of an expanded tensor do"
+    needed = "a donated tensor that results may be written to"
+    return _refused(name, path, got, needed, f"{path}.contiguous(), donated instead")
+
+
 def _refused(name: str, path: str, got: str, needed: str, fix: str) -> ShardError:
     source = call_site()
     where = f"{name}, argument {path}"

@@ -16,6 +16,9 @@ import shardfn as sf
 from shardfn import _compat
 from shardfn.capture.refusals.torch_errors import capture_error_of
 
+GONE = torch.ones(2)
+TAKEN = sf.jit(lambda x: x * 2, backend="aten", donate_argnums=0)(GONE)
+
 
 def fn(x: Any) -> Any: ...
 
@@ -170,6 +173,10 @@ UNREAD = {  # what is refused -> the problem, and a function that follows the ad
         lambda x: x * math.prod((1, 3)),
     ),
     deep: ("Python's limit of recursion is met while the function is read", looped),
+    lambda x: x + GONE: (
+        "the function uses a tensor that was donated to an earlier call, so its memory is gone",
+        lambda x: x + TAKEN,
+    ),
     lambda x: x * SCALE: ("an operation on tensors gets an object of class Scale", SCALE.times),
     lambda x: x * SCALE.factor: (
         "the function enters a lock, or reads a functools.cached_property for the first time",

@@ -258,3 +258,21 @@ def test_both_kinds_of_functions_take_turns() -> None:
         with on_way(("python", "c++")[k % 2]):
             state = fn(*state)
     assert state[0].equal(X + 6) and state[1].equal(X * 64)
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_an_expanded_tensor_is_refused_before_anything_is_written(backend: str) -> None:
+    fn = sf.jit(lambda a: a * 2, backend=backend, donate_argnums=0)
+    base = torch.ones(1)
+    with pytest.raises(sf.ShardError, match="elements of the donated argument share memory"):
+        fn(base.expand(3))
+    assert base.tolist() == [1.0]
+    assert fn(base.expand(3).contiguous()).tolist() == [2.0] * 3
+
+
+def test_a_tensor_that_compiled_code_keeps_for_autograd_is_refused_by_name() -> None:
+    fn = sf.jit(lambda a: a * 2, backend="inductor", donate_argnums=0)
+    with pytest.raises(sf.ShardError, match="an autograd graph") as caught:
+        fn(torch.ones(3).requires_grad_())
+    assert "argument a" in str(caught.value)
+    assert fn(torch.ones(3)).tolist() == [2.0] * 3
