@@ -111,6 +111,8 @@ def fold_in(key: torch.Tensor, data: int | torch.Tensor) -> torch.Tensor:
     else:
         holds = isinstance(data, int) or hasattr(data, "__index__")  # NumPy's integers have it
         check_kind("random.fold_in", "data", f"a {type(data).__name__}", NUMBER, holds)
+        fits = -(2**63) <= data < 2**63
+        check_kind("random.fold_in", "data", str(data), "an integer of 64 bits", fits)
         number = torch.full((), data, dtype=torch.int64, device=key.device)
     return _key_of_bits(random_bits(key, number, [], [], FOLD_IN, 0, torch.int64))
 

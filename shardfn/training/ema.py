@@ -46,7 +46,11 @@ class Ema:
             return {"count": count, "average": as_shapes(params)}
         leaves = _tree.tensors(params)
         checks.check_averaged(len(leaves))
-        first = [torch.zeros_like(x) if self.debias else x.clone() for x in leaves]
+        are_zero = [self.debias and _is_averaged(x) for x in leaves]
+        first = [
+            torch.zeros_like(x) if is_zero else x.clone()
+            for x, is_zero in zip(leaves, are_zero, strict=True)
+        ]
         device = leaves[0].device
         count = torch.zeros((), dtype=torch.int64, device=device)
         return {"count": count, "average": _tree.with_tensors(params, first)}
@@ -54,7 +58,7 @@ class Ema:
     @_compat.read_by_dynamo
     def update(self, params: Any, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state with new parameters, with the average average * decay + params * (1 -
-        decay).
+        decay). Tensors of integers and bools, such as counts, are those of the new parameters.
 
         Args:
             params: a pytree of tensors.
@@ -88,8 +92,8 @@ class Ema:
         new: list[torch.Tensor] = []
         for x, old in zip(leaves, paired, strict=True):
             if isinstance(x, torch.Tensor):
-                way = x - old
-                new.append(old + way * (1 - self.decay))
+                averaged = old + (x - old) * (1 - self.decay) if _is_averaged(x) else x.clone()
+                new.append(averaged)
         return {"count": state["count"] + 1, "average": _tree.with_tensors(params, new)}
 
     @_compat.read_by_dynamo
@@ -118,8 +122,13 @@ class Ema:
             return state["average"]
         weight = 1 - self.decay ** state["count"].double()
         leaves = _tree.tensors(state["average"])
-        debiased = [x / weight.to(x.dtype) for x in leaves]
+        debiased = [x / weight.to(x.dtype) if _is_averaged(x) else x for x in leaves]
         return _tree.with_tensors(state["average"], debiased)
+
+
+@_compat.of_trees
+def _is_averaged(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
 
 
 @_compat.read_by_dynamo

@@ -92,6 +92,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: random.fold_in(KEY, 1.5),  # type: ignore[arg-type]
         "random.fold_in: data is a float",
     ),
+    "more than 64 bits in a key": (
+        lambda: random.fold_in(KEY, 2**63),
+        "random.fold_in: data is 9223372036854775808",
+    ),
     "a fraction in a key, as a tensor": (
         lambda: random.fold_in(KEY, torch.tensor(1.5)),
         "random.fold_in: data is a torch.float32 tensor of 0 dims",

@@ -74,3 +74,25 @@ def test_the_state_of_shapes_has_the_shapes_of_the_state(debias: bool) -> None:
     assert ema.init(shapes) == sf.tree_map(shape, ema.init(tree))
     mixed = {**shapes, "w": tree["w"]}
     assert ema.init(mixed) == ema.init(shapes)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_integers_are_those_of_the_newest_parameters(debias: bool, is_captured: bool) -> None:
+    """As the count of batches of a batch norm: its dtype stays, so that the next call fits."""
+    ema = sf.ema(0.5, debias=debias)
+    tree = lambda k: {
+        "n": torch.tensor(k),
+        "b": torch.tensor(k > 1),
+        "w": torch.full((2,), float(k)),
+    }
+    update = sf.jit(ema.update, backend="aten") if is_captured else ema.update
+    state = ema.init(tree(1))
+    assert state["average"]["n"].item() == 1
+    for k in (2, 3):
+        state = update(tree(k), state)
+        found = ema.average(state)
+        assert found["n"].dtype == torch.int64 and found["n"].item() == k
+        assert found["b"].dtype == torch.bool and found["b"].item()
+    expected = 2.0 / 0.75 if debias else 2.25
+    torch.testing.assert_close(found["w"], torch.full((2,), expected))

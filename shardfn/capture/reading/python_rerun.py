@@ -180,12 +180,13 @@ def _is_of_binding(error: Exception) -> bool:
     as a body of a loop with too few parameters. Python raises that in the frame of the call.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not isinstance(error, TypeError) or not frames:
+    if not (isinstance(error, TypeError) and frames and is_ours(frames[-1].f_code.co_filename)):
         return False
     held = list(frames[-1].f_locals.values())
+    transformed = [x for x in held if type(x).__module__.startswith("shardfn.")]
     functions: list[Any] = [
         fn
-        for fn in (*held, *[getattr(x, "fn", None) for x in held])
+        for fn in (*held, *[getattr(x, "fn", None) for x in transformed])
         if isinstance(fn, types.FunctionType) and not is_ours(fn.__code__.co_filename)
     ]
     return any(str(error).startswith(f"{fn.__qualname__}() ") for fn in functions)
