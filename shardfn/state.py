@@ -213,8 +213,9 @@ NUMBERS = (
     ),
     State(
         "_compat.compilations.garbage",
-        "_made",
-        "number of objects created since the last garbage collection",
+        "_pauses",
+        "number of objects created since the last garbage collection, and whether the user has "
+        "frozen objects",
     ),
     State("world", "_exchanges", "how often the ranks of each group have exchanged strings"),
     State("jobs.rendezvous", "_joins", "number of jobs that this process has joined"),

@@ -160,6 +160,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     ),
     "_init.refuse_inside": lambda x: sf.init(torch.nn.Identity),
     "checks.refuse_inside": lambda x: sf.optim(torch.optim.SGD),
+    "checks.refuse_state": lambda x: SGD.update({"w": x}, {"w": x}, None),
     "checks.check_average": lambda x: sf.ema(0.5).update(x, sf.ema(0.5).init({"w": x})),
     "checks.check_decay": lambda x: sf.ema(2.0),
     "checks.check_averaged": lambda x: sf.ema(0.5).init({"w": 1})["count"],
@@ -169,6 +170,7 @@ TRIGGERS: dict[str, Callable[[Tensor], Any]] = {
     "argnums.positions": lambda x: sf.grad(torch.sum, argnums=4)(x),
 }
 MESHES: list[Any] = []
+SGD = sf.optim(torch.optim.SGD)
 SCALER = sf.loss_scale()
 
 # Why Dynamo never comes to the others.
@@ -190,8 +192,11 @@ ELSEWHERE = {
     "checks.check_numbers": "optim is refused in a trace",
     "checks.check_options": "called by Optim.checked",
     "checks.check_trees": "called by Optim.checked",
+    "checks.check_params": "called by Optim.checked",
+    "checks.check_groups": "optim is refused in a trace",
     "checks._refuse_meshes": "skipped in a trace, where shard and jit check meshes",
     "schedule.load_state_dict": "called outside of functions",
+    "schedule.__init__": "called outside of functions",
     "placed.placed_like": "called outside of functions",
     "_check._differ": "check is refused in a trace",
     "_pin.pin": "refused in a trace",
