@@ -60,7 +60,7 @@ class Layout:
             first values. Then the state says whether there was one.
         numbers: the entries of float32 that the step reads by `.item()` outside of a graph, such as
             the count of steps.
-        of_param: the entries with the shape of the parameter.
+        of_param: the entries with the shape of the parameter, if torch wrote the step.
     """
 
     kinds: dict[str, type]
@@ -97,7 +97,9 @@ def layout_of(recipe: Recipe, path: str, shape: Sequence[int], dtype: torch.dtyp
         kinds = {name: _kind(recipe, name, x) for name, x in state.items()}
         is_same = torch.equal(fresh, later) and _same(state, after)
     tensors = {name: x for name, x in state.items() if isinstance(x, torch.Tensor)}
-    of_param = frozenset(name for name, x in tensors.items() if x.dim() and x.shape == p.shape)
+    # in a class of the user's, the stand-in may have the shape of other tensors by chance
+    same = [name for name, x in tensors.items() if x.dim() and x.shape == p.shape]
+    of_param = frozenset(same if recipe.is_torchs else ())
     return Layout(kinds, not is_same, numbers, of_param)
 
 

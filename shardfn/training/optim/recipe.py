@@ -200,7 +200,8 @@ class Recipe:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float, torch.Tensor))
+    """Whether Python can make a float of it, as of NumPy's numbers; or it is a dynamic size."""
+    return hasattr(type(x), "__float__") or isinstance(x, (torch.SymInt, torch.SymFloat))
 
 
 def _is_zero(x: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -380,6 +381,32 @@ def test_one_tensor_for_two_options_is_the_value_of_each() -> None:
     for call in (sf.grad(step), sf.jit(step, backend="aten")):
         with pytest.raises(sf.TreeError, match="argument momentum: momentum is a tensor, and 0"):
             call(value)
+
+
+class Whitens(Own):
+    """State with other sizes than the parameter, which a small parameter's may equal."""
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.parameters():
+            rows = self.state[p].setdefault("rows", torch.zeros(len(p), len(p), dtype=p.dtype))
+            rows.add_(p.grad @ p.grad.T)
+            p.data.sub_(rows @ p.grad * 0.01)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: sf.jit(f, backend="aten")])
+def test_a_state_of_the_users_may_have_any_sizes(wrap: Any) -> None:
+    opt = sf.optim(Whitens)
+    params = {"w": torch.ones(5, 3, dtype=torch.float64)}
+    new, state = wrap(lambda p, s: opt.update(p, p, s))(params, opt.init(params))
+    assert state["w"]["rows"].shape == (5, 5)
+    torch.testing.assert_close(new["w"], params["w"] - 0.15 * params["w"])
+
+
+def test_numbers_of_numpy_are_options() -> None:
+    new, _ = updated(lr=np.float32(0.25), betas=(np.float64(0.9), 0.99))
+    wanted, _ = updated(lr=0.25, betas=(0.9, 0.99))
+    for found, other in zip(table.flat(new), table.flat(wanted), strict=True):
+        torch.testing.assert_close(found, other, rtol=1e-6, atol=0)
 
 
 def test_a_step_outside_may_read_values() -> None:
