@@ -46,10 +46,9 @@ class Ema:
             return {"count": count, "average": as_shapes(params)}
         leaves = _tree.tensors(params)
         checks.check_averaged(len(leaves))
-        are_zero = [self.debias and _is_averaged(x) for x in leaves]
         first = [
-            torch.zeros_like(x) if is_zero else x.clone()
-            for x, is_zero in zip(leaves, are_zero, strict=True)
+            torch.zeros_like(x) if self.debias and _tree.is_floating(x) else x.clone()
+            for x in leaves
         ]
         device = leaves[0].device
         count = torch.zeros((), dtype=torch.int64, device=device)
@@ -92,7 +91,7 @@ class Ema:
         new: list[torch.Tensor] = []
         for x, old in zip(leaves, paired, strict=True):
             if isinstance(x, torch.Tensor):
-                averaged = old + (x - old) * (1 - self.decay) if _is_averaged(x) else x.clone()
+                averaged = old + (x - old) * (1 - self.decay) if _tree.is_floating(x) else x.clone()
                 new.append(averaged)
         return {"count": state["count"] + 1, "average": _tree.with_tensors(params, new)}
 
@@ -122,13 +121,8 @@ class Ema:
             return state["average"]
         weight = 1 - self.decay ** state["count"].double()
         leaves = _tree.tensors(state["average"])
-        debiased = [x / weight.to(x.dtype) if _is_averaged(x) else x for x in leaves]
+        debiased = [x / weight.to(x.dtype) if _tree.is_floating(x) else x for x in leaves]
         return _tree.with_tensors(state["average"], debiased)
-
-
-@_compat.of_trees
-def _is_averaged(x: torch.Tensor) -> bool:
-    return x.is_floating_point() or x.is_complex()
 
 
 @_compat.read_by_dynamo

@@ -235,7 +235,6 @@ class Donation:
         ids = set(map(id, mine))
         outs = [_free(x) if id(x) in ids else x for x in outs]
         results = _without_views(mine, outs)
-        rows = list(zip(self.taken, mine, strict=True))
         for x in mine:
             if isinstance(x, DTensor):
                 x._local_tensor = DonatedTensor(_compat.local_tensor(x), self.name)
@@ -244,7 +243,8 @@ class Donation:
                 try:
                     torch.utils.swap_tensors(x, DonatedTensor(x, self.name))
                 except RuntimeError:  # the compiled code keeps it for its backward
-                    path = next(self.paths[i] for i, own in rows if own is x)
+                    taken = zip(self.taken, mine, strict=True)
+                    path = next(self.paths[i] for i, own in taken if own is x)
                     raise refused_held(self.name, path) from None
         return results
 

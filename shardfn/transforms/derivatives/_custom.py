@@ -13,14 +13,12 @@ import attrs
 import torch
 
 from ... import _compat, _tree
-from ...argnums import positions, signature_of
+from ...argnums import all_parameters, positions, signature_of
 from ...capture import aten_trace
 from ...capture.control_flow import bodies
 from ...errors import ShardError, TreeError, problem
 from .._paired import zero_like
 from .._transformed import Transformed
-
-BY_POSITION = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -139,10 +137,9 @@ def positional(fn: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[Any, ...]
     signature = signature_of(fn)
     if signature is None:
         return (), ()
-    every = [p for p in signature.parameters.values() if p.kind in BY_POSITION]
-    return tuple(p.name for p in every), tuple(
-        p.default for p in every if p.default is not inspect.Parameter.empty
-    )
+    names, *_ = all_parameters(signature)
+    defaults = [signature.parameters[name].default for name in names]
+    return names, tuple(x for x in defaults if x is not inspect.Parameter.empty)
 
 
 def cotangent_of(out: Any, tensors: Sequence[torch.Tensor]) -> Any:
