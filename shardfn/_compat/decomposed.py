@@ -39,7 +39,8 @@ def table() -> dict[Any, Any]:
 
     theirs = {op: fn for op, fn in select_decomp_table().items() if op not in WHOLE}
     of_pools: Any = inductor_prims._low_memory_max_pool_offsets_to_indices
-    known = {**theirs, of_pools: _max_pool_indices}
+    of_products: Any = inductor_prims.fma
+    known = {**theirs, of_pools: _max_pool_indices, of_products: _fma}
     return {**known, **{op: before(ours, theirs.get(op)) for op, ours in OURS.items()}}
 
 
@@ -122,6 +123,11 @@ def _mul(a: torch.Tensor, b: Any) -> Any:
     if not is_zero or not (a.is_floating_point() or a.is_complex()):
         return NotImplemented
     return aten.mul.Tensor(a, 0.0)
+
+
+def _fma(a: torch.Tensor, b: Any, c: Any) -> Any:
+    """Decompose a * b + c of integers: Inductor computes it in floats."""
+    return NotImplemented if a.is_floating_point() else torch.add(torch.mul(a, b), c)
 
 
 def _abs(x: torch.Tensor) -> Any:

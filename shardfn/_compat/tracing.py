@@ -232,6 +232,15 @@ def neutral() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Enter a context outside of all torch.func transforms."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():
+        yield
+
+
 def is_faking() -> bool:
     """Check whether a fake mode takes the next op. It does not while it runs one."""
     return torch._guards.active_fake_mode() is not None
@@ -297,9 +306,7 @@ def innermost_level() -> int:
 
 def mapped_index(size: int, level: int, device: str) -> torch.Tensor:
     """Make the index of the sample under the vmap at a level: a scalar tensor per sample."""
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
-    with temporarily_clear_interpreter_stack():  # else inner transforms take it for their own
+    with outside_transforms():  # else inner transforms take it for their own
         numbers = torch.arange(size, device=device)
     return torch._C._functorch._add_batch_dim(numbers, 0, level)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 from worlds import simulated
@@ -140,3 +141,102 @@ def test_second_derivatives_of_samples_are_those_of_each(order: str) -> None:
     second = sf.hessian(fn) if order == "hessian" else sf.jacfwd(sf.jacfwd(fn))
     want = torch.stack([torch.autograd.functional.hessian(plain, x) for x in xs])
     assert_close(sf.vmap(second)(xs), want)
+
+
+COUNTS = torch.tensor([0, 2, 7, 4, 3])
+TABLE = torch.arange(5, dtype=F64) + 1
+NUMBERS = torch.stack([torch.eye(3) * k for k in (1, 0, 3, 0, -2)]).to(F64)
+
+
+def below(taken: Callable[[Tensor], Tensor], other: Tensor) -> Callable[[Tensor], Tensor]:
+    """A lookup in five rows, of the samples below five."""
+    return lambda k: sf.cond(k < 5, taken, lambda k: other, k)
+
+
+def written(k: Tensor) -> Tensor:
+    y = TABLE + 0 * k
+    y[k] = -1.0
+    return y
+
+
+def divided(k: Tensor) -> Tensor:
+    return sf.cond(k > 0, lambda k: TABLE[k // k], lambda k: TABLE[0] * 3, k)
+
+
+def greatest(k: Tensor) -> Tensor:
+    """The greatest common divisor: a step after the last would divide by zero."""
+    step = lambda pair: (pair[1], pair[0] % pair[1])
+    return sf.while_loop(lambda pair: pair[1] > 0, step, (k + 12, k))[0]
+
+
+def looked_up(k: Tensor) -> Tensor:
+    """A step after the last would look beyond the table."""
+    step = lambda pair: (pair[0] + 1, pair[1] + TABLE[pair[0]])
+    return sf.while_loop(lambda pair: pair[0] < 5, step, (k, TABLE[0] * 0))[1]
+
+
+# functions of one sample with a branch or a step that raises an error for other samples
+RAISING: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "quotient": (lambda k: sf.cond(k != 0, lambda k: 84 // k, lambda k: k, k), COUNTS),
+    "truncated": (
+        lambda k: sf.cond(k != 0, lambda k: k.div(k, rounding_mode="trunc"), lambda k: k, k),
+        COUNTS,
+    ),
+    "index": (below(lambda k: TABLE[k], TABLE[0]), COUNTS),
+    "gather": (below(lambda k: TABLE.gather(0, k[None]), TABLE[1:2]), COUNTS),
+    "write": (below(written, TABLE), COUNTS),
+    "one_hot": (below(lambda k: F.one_hot(k, 5), torch.arange(5)), COUNTS),
+    "nested": (below(divided, TABLE[1]), COUNTS),
+    "cholesky": (
+        lambda m: sf.cond(m[0, 0] > 0, torch.linalg.cholesky, lambda m: m * 2, m),
+        NUMBERS,
+    ),
+    "inverse": (lambda m: sf.cond(m[0, 0] != 0, torch.linalg.inv, lambda m: m * 2, m), NUMBERS),
+    "greatest common divisor": (greatest, COUNTS),
+    "step after the last": (looked_up, COUNTS),
+}
+
+
+@pytest.mark.parametrize("name", RAISING)
+def test_a_branch_that_raises_does_so_only_for_samples_that_take_it(name: str) -> None:
+    fn, samples = RAISING[name]
+    each = [sf.jit(fn, backend="aten")(x) for x in samples]
+    mapped = lambda xs: sf.vmap(fn)(xs)
+    assert_close(sf.jit(mapped, backend="aten")(samples), torch.stack(each))
+    for k in range(len(samples)):  # all take it, or none
+        assert_close(sf.jit(mapped, backend="aten")(samples[[k, k]]), torch.stack([each[k]] * 2))
+    with simulated(a=2) as mesh:
+        out = sf.shard(mapped, mesh, P("a"), backend="aten")(samples)
+        assert_close(sf.full(out), torch.stack(each))
+    twice = lambda xs: sf.vmap(sf.vmap(fn))(xs)
+    found = sf.jit(twice, backend="aten")(torch.stack([samples, samples.flip(0)]))
+    assert_close(found, torch.stack([torch.stack(each), torch.stack(each[::-1])]))
+
+
+@pytest.mark.parametrize("name", ["index", "nested", "step after the last", "inverse"])
+def test_so_it_does_when_compiled(name: str) -> None:
+    fn, samples = RAISING[name]
+    each = [sf.jit(fn, backend="aten")(x) for x in samples]
+    assert_close(sf.jit(lambda xs: sf.vmap(fn)(xs))(samples), torch.stack(each))
+
+
+def test_gradients_of_a_branch_that_raises() -> None:
+    fn = lambda m: sf.cond(m[0, 0] != 0, torch.linalg.inv, lambda m: m * 2, m)
+    found = sf.grad(lambda ms: sf.vmap(fn)(ms).sum())(NUMBERS)
+    for m, gradient in zip(NUMBERS, found, strict=True):
+        taken = torch.linalg.inv if m[0, 0] != 0 else lambda m: m * 2
+        assert_close(gradient, torch.func.grad(lambda m, taken=taken: taken(m).sum())(m))
+
+
+def test_a_branch_that_raises_raises_where_a_sample_takes_it() -> None:
+    fn = below(lambda k: TABLE[k + 3], TABLE[0])
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        sf.jit(lambda ks: sf.vmap(fn)(ks), backend="aten")(COUNTS)
+
+
+def test_what_raises_nothing_sends_nothing() -> None:
+    """Samples take the operands of others only where an op may raise an error."""
+    fn = lambda x: sf.cond(x > 0, lambda x: x.sin(), lambda x: x * 2, x)
+    with simulated(a=2) as mesh:
+        step = sf.shard(lambda xs: sf.vmap(fn)(xs), mesh, P("a"), backend="aten")
+        assert "no communication" in str(step.lower(MIXED))

@@ -75,3 +75,12 @@ def test_linspace_of_integers_is_torchs(dtype: torch.dtype) -> None:
     for got, wanted in zip(sf.jit(fn, backend="aten")(), fn(), strict=True):
         assert got.dtype == wanted.dtype
         assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_compiled_writes_of_scaled_products_keep_the_dtype(dtype: torch.dtype) -> None:
+    x = torch.arange(6, dtype=dtype).reshape(2, 3)
+    fn = lambda x: x.clone().addcmul_(x, x, value=3)
+    got = sf.jit(fn)(x)
+    assert got.dtype is dtype
+    assert torch.equal(got, fn(x))

@@ -14,7 +14,7 @@ from ...random import ambient
 from .. import annotations as sources
 from .. import aten_trace
 from ..shard_map import axis_names
-from . import wrapper_subclasses
+from . import raising_ops, wrapper_subclasses
 from .bodies import BodyResult
 from .flat_tensors import (
     Body,
@@ -102,8 +102,8 @@ class CondOp(torch.autograd.Function):
             outs = CondOp.apply(of_all, truth, *batched)
         else:
             truth = truth.movedim(truth_dim, 0)  # (size,)
-            first = yes(*operands_of_body(truth, batched, dims))
-            second = no(*operands_of_body(~truth, batched, dims))
+            first = _results_where(truth, yes, batched, dims, branch.derived)
+            second = _results_where(~truth, no, batched, dims, branch.derived)
             pairs = zip(first, second, strict=True)
             outs = tuple(select_by_sample(truth, a, b) for a, b in pairs)
         return outs, tuple([0] * len(outs))
@@ -116,6 +116,24 @@ def select_by_sample(truth: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> t
     return torch.where(by_sample, a, b)
 
 
+def _results_where(
+    truth: torch.Tensor,
+    body: Body,
+    xs: Sequence[torch.Tensor],
+    dims: Sequence[int | None],
+    derived: bool,
+) -> Sequence[torch.Tensor]:
+    """The results of a branch for the samples that take it, and any for the others. A branch that
+    may raise an error at some values runs only if a sample takes it.
+    """
+    results = raising_ops.results_if_raising(body, xs, "cond", derived)
+    operands = operands_of_body(truth, xs, dims, results is not None)
+    if results is None:
+        return body(*operands)
+    zeros: Body = lambda *_: [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in results]
+    return CondOp.apply(UntracedCond((body, zeros), derived), truth.any(), *operands)
+
+
 def batch_first(
     xs: Sequence[torch.Tensor], dims: Sequence[int | None]
 ) -> tuple[list[torch.Tensor], tuple[int | None, ...]]:
@@ -125,20 +143,21 @@ def batch_first(
 
 
 def operands_of_body(
-    truth: torch.Tensor, xs: Sequence[torch.Tensor], dims: Sequence[int | None]
+    truth: torch.Tensor, xs: Sequence[torch.Tensor], dims: Sequence[int | None], raising: bool
 ) -> Sequence[torch.Tensor]:
     """The operands of a branch under vmap, where only some samples take the branch.
 
     A derivative of the body at the operands of another sample may be nan, and nan times a zero
-    cotangent is nan. So each other sample has the operands of one that takes the body. Its own
-    have no gradient.
+    cotangent is nan. The body itself may raise an error at them. So each other sample has the
+    operands of one that takes the body. Its own have no gradient.
 
     Args:
         truth: whether a sample takes the body: (size,).
         xs: the operands.
         dims: 0 for an operand of each sample, None for one of all.
+        raising: whether the body may raise an error at some values.
     """
-    if not any(map(_compat.is_differentiated, xs)):
+    if not raising and not any(map(_compat.is_differentiated, xs)):
         return xs
     row = truth.to(torch.int64).argmax().reshape(1)
     some = truth.any()

@@ -17,8 +17,8 @@ from ...ops.loops import Tensors, While
 from ...random import ambient
 from .. import aten_trace
 from ..shard_map import axis_names
+from . import raising_ops, wrapper_subclasses
 from . import scan as scans
-from . import wrapper_subclasses
 from .bodies import BodyResult
 from .cond_branches import (
     batch_first,
@@ -152,16 +152,20 @@ class _While(torch.autograd.Function):
         go_on = vmapped_body(loop.go_on, dims, size, info.randomness)
         body = vmapped_body(loop.body, dims, size, info.randomness)
 
+        inputs = [*consts, *init]
+        results = raising_ops.results_if_raising(body, inputs, "while_loop", loop.derived)
+        raising = results is not None
+
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
             (truth,) = go_on(*xs)  # (size,)
             before = xs[n:]
-            after = body(*operands_of_body(truth, xs, dims))
+            after = body(*operands_of_body(truth, xs, dims, raising))
             pairs = zip(after, before, strict=True)
             return [select_by_sample(truth, new, old) for new, old in pairs]
 
         any_goes_on = lambda *xs: [go_on(*xs)[0].any()]
         of_all = UntracedWhile(any_goes_on, step, n, loop.derived, loop.chunk)
-        outs = _While.apply(of_all, *consts, *init)
+        outs = _While.apply(of_all, *inputs)
         return outs, tuple([0] * len(outs))
 
 
