@@ -228,6 +228,29 @@ def test_gradients_of_a_branch_that_raises() -> None:
         assert_close(gradient, torch.func.grad(lambda m, taken=taken: taken(m).sum())(m))
 
 
+@pytest.mark.parametrize("looks_up", [True, False])
+def test_gradients_of_a_branch_that_raises_and_draws(looks_up: bool) -> None:
+    """A sample's value is its gradient times x, with the same random numbers in both."""
+    row = lambda k: TABLE[k] if looks_up else TABLE[0]
+    draws = lambda x, k: row(k) * x * torch.rand_like(x)
+    fn = lambda x, k: sf.cond(k < 5, draws, lambda x, k: x * 3, x, k)
+    x = torch.tensor([2.0, 3.0], dtype=F64).expand(5, 2)
+
+    def both(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        value, pull = sf.vjp(lambda x: sf.vmap(fn, randomness="different")(x, k), x)
+        return value, pull(torch.ones_like(value))[0]
+
+    with simulated(a=2) as mesh:
+        for call in (sf.jit(both, backend="aten"), sf.shard(both, mesh, P("a"), backend="aten")):
+            value, gradient = map(sf.full, call(x, COUNTS))
+            assert_close(value, gradient * x)
+            assert_close(gradient[2], torch.full((2,), 3.0, dtype=F64))
+            drawn = gradient[[0, 1, 3, 4]] / (
+                TABLE[COUNTS[[0, 1, 3, 4]]][:, None] if looks_up else 1
+            )
+            assert drawn.min() >= 0 and drawn.max() < 1 and len(drawn.unique()) == 8
+
+
 def test_a_branch_that_raises_raises_where_a_sample_takes_it() -> None:
     fn = below(lambda k: TABLE[k + 3], TABLE[0])
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):

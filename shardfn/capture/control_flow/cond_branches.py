@@ -126,11 +126,15 @@ def _results_where(
     """The results of a branch for the samples that take it, and any for the others. A branch that
     may raise an error at some values runs only if a sample takes it.
     """
-    results = raising_ops.results_if_raising(body, xs, "cond", derived)
-    operands = operands_of_body(truth, xs, dims, results is not None)
-    if results is None:
+    found = raising_ops.raising(body, xs, "cond")
+    operands = operands_of_body(truth, xs, dims, found is not None)
+    if found is None:
         return body(*operands)
-    zeros: Body = lambda *_: [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in results]
+    if found.draws:
+        body = body_with_random_state(body)
+        operands = [*operands, ambient.new_states([], axis_names.device())]
+    like = found.results
+    zeros: Body = lambda *_: [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in like]
     return CondOp.apply(UntracedCond((body, zeros), derived), truth.any(), *operands)
 
 

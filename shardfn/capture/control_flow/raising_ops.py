@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import torch
 
 from ... import _compat
 from ...ops.loops import graph_outputs, inner_nodes
+from ...random import ambient
 from .. import aten_trace
-from .flat_tensors import Body
+from .flat_tensors import Body, body_with_random_state
 
 aten = torch.ops.aten
 
@@ -46,23 +48,29 @@ RAISING = (
 )
 
 
-def results_if_raising(
-    body: Body, xs: Sequence[torch.Tensor], name: str, again: bool
-) -> Sequence[torch.Tensor] | None:
-    """Tensors like the results of a body of which an op may raise an error at some values; None if
-    no op may.
+@attrs.frozen(eq=False)
+class Raising:
+    """A body of which an op may raise an error at some values."""
+
+    results: Sequence[torch.Tensor]  # tensors of the shapes and dtypes of its results
+    draws: bool  # whether it draws random numbers
+
+
+def raising(body: Body, xs: Sequence[torch.Tensor], name: str) -> Raising | None:
+    """What is known of a body of which an op may raise an error at some values; None if no op may.
 
     Args:
         body: a function of tensors.
         xs: tensors of the shapes and dtypes of its inputs.
         name: the name of the op that runs it, for errors.
-        again: whether it computes another body's values again, as a derivative does.
     """
+    drawing = body_with_random_state(body)
     with _compat.outside_transforms():
-        graph, _ = aten_trace.traced(body, xs, name, again)
+        graph, _ = aten_trace.traced(drawing, [*xs, ambient.PLACEHOLDER_STATE], name)
     if not any(map(_raises, inner_nodes(graph, once=True))):
         return None
-    return graph_outputs(graph)
+    state = graph.find_nodes(op="placeholder")[len(xs)]
+    return Raising(graph_outputs(graph), bool(state.users))
 
 
 def _raises(node: torch.fx.Node) -> bool:

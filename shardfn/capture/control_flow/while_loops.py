@@ -153,8 +153,7 @@ class _While(torch.autograd.Function):
         body = vmapped_body(loop.body, dims, size, info.randomness)
 
         inputs = [*consts, *init]
-        results = raising_ops.results_if_raising(body, inputs, "while_loop", loop.derived)
-        raising = results is not None
+        raising = raising_ops.raising(body, inputs, "while_loop") is not None
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
             (truth,) = go_on(*xs)  # (size,)
