@@ -79,7 +79,7 @@ def test_linspace_of_integers_is_torchs(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
 def test_compiled_writes_of_scaled_products_keep_the_dtype(dtype: torch.dtype) -> None:
-    x = torch.arange(6, dtype=dtype).reshape(2, 3)
+    x = torch.arange(35, dtype=dtype).reshape(5, 7)
     fn = lambda x: x.clone().addcmul_(x, x, value=3)
     got = sf.jit(fn)(x)
     assert got.dtype is dtype
