@@ -217,7 +217,7 @@ def test_a_branch_that_raises_does_so_only_for_samples_that_take_it(name: str) -
 def test_so_it_does_when_compiled(name: str) -> None:
     fn, samples = RAISING[name]
     each = [sf.jit(fn, backend="aten")(x) for x in samples]
-    assert_close(sf.jit(lambda xs: sf.vmap(fn)(xs))(samples), torch.stack(each))
+    assert_close(sf.jit(lambda xs: sf.vmap(fn)(xs), backend="inductor")(samples), torch.stack(each))
 
 
 def test_gradients_of_a_branch_that_raises() -> None:
@@ -233,8 +233,9 @@ def test_gradients_of_a_branch_that_raises_and_draws(looks_up: bool) -> None:
     """A sample's value is its gradient times x, with the same random numbers in both."""
     row = lambda k: TABLE[k] if looks_up else TABLE[0]
     draws = lambda x, k: row(k) * x * torch.rand_like(x)
-    fn = lambda x, k: sf.cond(x.sum() * k < 25, draws, lambda x, k: x * 3, x, k)
+    fn = lambda x, k: sf.cond(x.sum() * k < 25, draws, lambda x, k: x * torch.rand_like(x), x, k)
     x = torch.tensor([2.0, 3.0], dtype=F64).expand(5, 2)
+    factors = torch.where(COUNTS < 5, TABLE[COUNTS % 5] if looks_up else 1.0, 1.0)[:, None]
 
     def both(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         value, pull = sf.vjp(lambda x: sf.vmap(fn, randomness="different")(x, k), x)
@@ -244,11 +245,8 @@ def test_gradients_of_a_branch_that_raises_and_draws(looks_up: bool) -> None:
         for call in (sf.jit(both, backend="aten"), sf.shard(both, mesh, P("a"), backend="aten")):
             value, gradient = map(sf.full, call(x, COUNTS))
             assert_close(value, gradient * x)
-            assert_close(gradient[2], torch.full((2,), 3.0, dtype=F64))
-            drawn = gradient[[0, 1, 3, 4]] / (
-                TABLE[COUNTS[[0, 1, 3, 4]]][:, None] if looks_up else 1
-            )
-            assert drawn.min() >= 0 and drawn.max() < 1 and len(drawn.unique()) == 8
+            drawn = gradient / factors
+            assert 0 <= drawn.min() and drawn.max() < 1 and len(drawn.unique()) == 10
 
 
 def test_a_branch_that_raises_raises_where_a_sample_takes_it() -> None:
