@@ -267,6 +267,7 @@ from .tracing import (
     unwrapped,
     values,
     version_of,
+    vmap_levels,
     without_torch_functions,
 )
 
@@ -558,6 +559,7 @@ __all__ = [
     "values",
     "values_per_rank",
     "version_of",
+    "vmap_levels",
     "wait_later",
     "unless_profiled",
     "with_own_masks",

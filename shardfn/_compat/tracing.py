@@ -282,6 +282,13 @@ def level() -> int | None:
     return None if innermost is None else innermost.level()
 
 
+def vmap_levels() -> frozenset[int]:
+    """Return the level numbers of the active vmaps."""
+    kind = torch._C._functorch.TransformType.Vmap
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return frozenset(level.level() for level in levels if level.key() == kind)
+
+
 def level_of(x: torch.Tensor) -> int:
     """Return the torch.func level at which a tensor is wrapped; -1 or less for an unwrapped
     tensor.

@@ -20,7 +20,8 @@ def attribute(name: str) -> Any:
     of the core, or those of the rooms over it.
     """
     if name not in public_names():
-        raise AttributeError(f"module {PACKAGE.__name__!r} has no attribute {name!r}")
+        text = f"module {PACKAGE.__name__!r} has no attribute {name!r}"
+        raise AttributeError(text, name=name, obj=PACKAGE)
     public = _imported("public.names")
     if name not in public:
         public = _of_rooms(name)

@@ -229,16 +229,17 @@ class Traced(Source):
 
     Args:
         state: stands for the state in the trace.
+        calls: the calls that the state has served before.
     """
 
-    def __init__(self, state: torch.Tensor) -> None:
-        self.state, self.calls = state, 0
+    def __init__(self, state: torch.Tensor, calls: int = 0) -> None:
+        self.state, self.calls = state, calls
 
     def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
         self.calls += 1
-        is_there = self.state.device.type == device.type
-        state = self.state if is_there else self.state.to(device)
-        return state, self.calls - 1
+        state = _compat.unwrapped(self.state)
+        is_there = state.device.type == device.type
+        return state if is_there else state.to(device), self.calls - 1
 
 
 class Eager(Source):

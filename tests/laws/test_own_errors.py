@@ -412,6 +412,13 @@ def test_of_a_script(tmp_path: Path) -> None:
     assert len(run.stderr.splitlines()) <= LINES
 
 
+def test_a_misspelled_name_of_shardfn() -> None:
+    found = error_of(lambda: sf.jit(lambda x: sf.sacn(x), backend="aten")(X))
+    assert type(found) is AttributeError
+    text = "".join(traceback.format_exception(found))
+    assert "module 'shardfn' has no attribute 'sacn'. Did you mean: 'scan'?" in text
+
+
 def test_errors_that_led_to_another_have_no_carets_under_whole_lines() -> None:
     ours = error_of(lambda: sf.jit(WRONG["raise from"], backend="aten")(X))
     text = "".join(traceback.format_exception(ours))

@@ -14,8 +14,8 @@ from ...random import ambient
 from .. import annotations as sources
 from .. import aten_trace
 from ..shard_map import axis_names
-from . import raising_ops, wrapper_subclasses
-from .bodies import BodyResult
+from . import body_ops, wrapper_subclasses
+from .bodies import BodyGraph, BodyResult
 from .flat_tensors import (
     Body,
     add_inputs,
@@ -23,6 +23,7 @@ from .flat_tensors import (
     floats_of,
     for_floats,
     is_float,
+    randomness_of,
     vmapped_body,
     with_floats,
 )
@@ -37,6 +38,8 @@ class UntracedCond:
     bodies: tuple[Body, Body]
     # whether it is a derivative of another one, whose values it recomputes
     derived: bool = False
+    # the levels of the vmaps around it, or around those values
+    origin: frozenset[int] = attrs.field(factory=_compat.vmap_levels)
 
 
 class CondOp(torch.autograd.Function):
@@ -68,7 +71,7 @@ class CondOp(torch.autograd.Function):
         truth, *consts = ctx.saved_tensors
         given = [k for k, g in enumerate(cotangents) if g is not None]
         yes, no = (transposed_body(body, len(consts), given) for body in ctx.branch.bodies)
-        transpose = UntracedCond((yes, no), derived=True)
+        transpose = UntracedCond((yes, no), True, ctx.branch.origin)
         incoming = [cotangents[k] for k in given]
         of_consts = CondOp.apply(transpose, truth, *consts, *incoming)
         return None, None, *for_floats(consts, of_consts)
@@ -83,7 +86,7 @@ class CondOp(torch.autograd.Function):
         ]
         floating: list[bool] = []
         yes, no = (body_with_tangents(body, len(consts), floating) for body in ctx.branch.bodies)
-        pushforward = UntracedCond((yes, no), derived=True)
+        pushforward = UntracedCond((yes, no), True, ctx.branch.origin)
         outs = CondOp.apply(pushforward, truth, *consts, *dots)
         of_floats = iter(outs)
         return tuple(next(of_floats) if f else None for f in floating)
@@ -93,7 +96,7 @@ class CondOp(torch.autograd.Function):
         info: Any, in_dims: Any, branch: UntracedCond, truth: torch.Tensor, *consts: torch.Tensor
     ) -> Any:
         size = info.batch_size
-        randomness = info.randomness
+        randomness = randomness_of(info, branch.origin, branch.derived)
         batched, dims = batch_first(consts, in_dims[2:])
         yes, no = (vmapped_body(body, dims, size, randomness) for body in branch.bodies)
         truth_dim = in_dims[1]
@@ -102,8 +105,8 @@ class CondOp(torch.autograd.Function):
             outs = CondOp.apply(of_all, truth, *batched)
         else:
             truth = truth.movedim(truth_dim, 0)  # (size,)
-            first = _results_where(truth, yes, batched, dims, branch.derived)
-            second = _results_where(~truth, no, batched, dims, branch.derived)
+            first = _results_where(truth, yes, batched, dims, branch)
+            second = _results_where(~truth, no, batched, dims, branch)
             pairs = zip(first, second, strict=True)
             outs = tuple(select_by_sample(truth, a, b) for a, b in pairs)
         return outs, tuple([0] * len(outs))
@@ -121,21 +124,19 @@ def _results_where(
     body: Body,
     xs: Sequence[torch.Tensor],
     dims: Sequence[int | None],
-    derived: bool,
+    branch: UntracedCond,
 ) -> Sequence[torch.Tensor]:
     """The results of a branch for the samples that take it, and any for the others. A branch that
     may raise an error at some values runs only if a sample takes it.
     """
-    found = raising_ops.raising(body, xs, "cond")
-    operands = operands_of_body(truth, xs, dims, found is not None)
-    if found is None:
+    ops = body_ops.ops_of(body, xs, "cond")
+    operands = operands_of_body(truth, xs, dims, ops.may_raise)
+    if not ops.may_raise:
         return body(*operands)
-    if found.draws:
-        body = body_with_random_state(body)
-        operands = [*operands, ambient.new_states([], axis_names.device())]
-    like = found.results
+    like = ops.results
     zeros: Body = lambda *_: [torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in like]
-    return CondOp.apply(UntracedCond((body, zeros), derived), truth.any(), *operands)
+    of_some = attrs.evolve(branch, bodies=(body, zeros))
+    return CondOp.apply(of_some, truth.any(), *operands)
 
 
 def batch_first(
@@ -235,12 +236,20 @@ def replay_cond(
     yes_body: Body = lambda *xs: first([], xs[:n])
     no_body: Body = lambda *xs: second([], xs[n:end])
     free = [*first.free, *second.free]
-    try:
-        outs = CondOp.apply(UntracedCond((yes_body, no_body)), truth, *free)
-    except ambient.StateMissing:
-        state = ambient.new_states([], axis_names.device())
+    bodies = yes_body, no_body
+    if _draws(yes_region, yes_body, free) or _draws(no_region, no_body, free):
         bodies = body_with_random_state(yes_body), body_with_random_state(no_body)
-        branch = UntracedCond(bodies)
-        outs = CondOp.apply(branch, truth, *free, state)
+        free = [*free, ambient.new_states([], axis_names.device())]
+    outs = CondOp.apply(UntracedCond(bodies), truth, *free)
     wrapper_subclasses.refuse_different_results("cond", first.left, second.left)
     return list(wrapper_subclasses.rebuilt_subclasses("cond", first.left, outs))
+
+
+def _draws(region: BodyGraph, body: Body, xs: Sequence[torch.Tensor]) -> bool:
+    """Whether a branch draws random numbers. The graph of the region remembers it: a branch in a
+    branch is traced several times.
+    """
+    known = region.graph.meta
+    if "draws" not in known:
+        known["draws"] = body_ops.ops_of(body, xs, "cond").draw
+    return known["draws"]

@@ -5,9 +5,11 @@ graphs on them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from ... import _compat
 from ...ops.nodes import remove_unread
 from ...random import ambient
 
@@ -106,6 +108,21 @@ class NumberedBody:
             if self.STRIDE in node.args:
                 node.args = tuple(self.calls if x == self.STRIDE else x for x in node.args)
         remove_unread(graph)
+
+
+def randomness_of(info: Any, origin: frozenset[int], derived: bool) -> str:
+    """The randomness with which vmap runs a body, in the vmap rule of an autograd.Function.
+
+    A derivative that recomputes values draws their numbers again. If the values were computed
+    outside of this vmap, as by a pullback under vmap, all samples have the same ones.
+
+    Args:
+        info: the information about the vmap that torch gives to the rule.
+        origin: the levels of the vmaps around the values.
+        derived: whether the body is that of a derivative.
+    """
+    level = (_compat.level() or 0) + 1  # of this vmap, inside of which the rule does not run
+    return "same" if derived and level not in origin else info.randomness
 
 
 def vmapped_body(

@@ -29,6 +29,7 @@ from .flat_tensors import (
     for_floats,
     is_float,
     move_constants,
+    randomness_of,
     split,
     vmapped_body,
     with_floats,
@@ -49,6 +50,8 @@ class UntracedScan:
     transposes: tuple[int, int, int] | None = None
     # whether it is a derivative of another one, whose values it recomputes
     derived: bool = False
+    # the levels of the vmaps around it, or around those values
+    origin: frozenset[int] = attrs.field(factory=_compat.vmap_levels)
 
     def parts(self, xs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Split one list into consts, carries and rows."""
@@ -176,6 +179,7 @@ class _TransposedBody:
             not self.scan.reverse,
             (self.consts, self.scan.carries, self.rows),
             derived=True,
+            origin=self.scan.origin,
         )
 
     def counts(self, rows: Sequence[torch.Tensor]) -> tuple[int, int, int]:
@@ -289,6 +293,7 @@ def _scan_tangents(
         scan.length,
         scan.reverse,
         derived=True,
+        origin=scan.origin,
     )
     outs = ScanOp.apply(both, *(x for part in inputs for x in part))
     ends = outs[: scan.carries]
@@ -322,8 +327,9 @@ def _batched_scan(scan: UntracedScan, info: Any, in_dims: Any, tensors: Any) -> 
         *[0] * len(init),
         *(d if d is None else 0 for d in row_dims),
     )
+    randomness = randomness_of(info, scan.origin, scan.derived)
     outs = ScanOp.apply(
-        attrs.evolve(scan, body=vmapped_body(scan.body, inner, size, info.randomness)),
+        attrs.evolve(scan, body=vmapped_body(scan.body, inner, size, randomness)),
         *consts,
         *init,
         *columns,

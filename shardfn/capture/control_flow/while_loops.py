@@ -13,11 +13,13 @@ from typing import Any
 import attrs
 import torch
 
+from ... import _compat
+from ...errors import CaptureError
 from ...ops.loops import Tensors, While
 from ...random import ambient
 from .. import aten_trace
 from ..shard_map import axis_names
-from . import raising_ops, wrapper_subclasses
+from . import body_ops, wrapper_subclasses
 from . import scan as scans
 from .bodies import BodyResult
 from .cond_branches import (
@@ -30,11 +32,11 @@ from .cond_branches import (
 from .flat_tensors import (
     Body,
     add_inputs,
-    body_with_random_state,
     floats_of,
     for_floats,
     is_float,
     move_constants,
+    randomness_of,
     split,
     vmapped_body,
 )
@@ -54,6 +56,10 @@ class UntracedWhile:
     derived: bool = False
     # whether it is a chunk, or part of its derivative, of few steps
     chunk: bool = False
+    # the position of the random state among its carries, if it draws
+    state: int | None = None
+    # the levels of the vmaps around it, or around the loop of which it is a derivative
+    origin: frozenset[int] = attrs.field(factory=_compat.vmap_levels)
 
 
 def _while_with_tangents(loop: UntracedWhile, sizes: tuple[int, int, int, int]) -> UntracedWhile:
@@ -73,7 +79,7 @@ def _while_with_tangents(loop: UntracedWhile, sizes: tuple[int, int, int, int]) 
         return loop.go_on(*consts, *carries)
 
     consts = n + tangents_of_consts
-    return UntracedWhile(go_on, body, consts, derived=True, chunk=loop.chunk)
+    return attrs.evolve(loop, go_on=go_on, body=body, consts=consts, derived=True)
 
 
 class _While(torch.autograd.Function):
@@ -138,34 +144,52 @@ class _While(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, loop: UntracedWhile, *tensors: torch.Tensor) -> Any:
-        """Loop until no sample continues. A finished sample keeps its values."""
+        """Loop until no sample continues. A finished sample keeps its values. All samples draw
+        from one random state.
+        """
         size = info.batch_size
         n = loop.consts
-        carries = tensors[n:]
         consts, dims_of_consts = batch_first(tensors[:n], in_dims[1 : n + 1])
-        dims_of_carries = in_dims[n + 1 :]
+        dims_of_carries = [0] * (len(tensors) - n)
+        if loop.state is not None:
+            _refuse_states_of_samples(in_dims[n + 1 + loop.state])
+            dims_of_carries[loop.state] = None
         init = [
-            x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
-            for x, d in zip(carries, dims_of_carries, strict=True)
+            x if out is None else x.expand(size, *x.shape) if d is None else x.movedim(d, 0)
+            for x, d, out in zip(tensors[n:], in_dims[n + 1 :], dims_of_carries, strict=True)
         ]
-        dims = (*dims_of_consts, *[0] * len(carries))
-        go_on = vmapped_body(loop.go_on, dims, size, info.randomness)
-        body = vmapped_body(loop.body, dims, size, info.randomness)
+        dims = (*dims_of_consts, *dims_of_carries)
+        randomness = randomness_of(info, loop.origin, loop.derived)
+        go_on = vmapped_body(loop.go_on, dims, size, randomness)
+        body = vmapped_body(loop.body, dims, size, randomness)
 
         inputs = [*consts, *init]
-        raising = raising_ops.raising(body, inputs, "while_loop") is not None
+        raising = body_ops.ops_of(body, inputs, "while_loop").may_raise
 
         def step(*xs: torch.Tensor) -> list[torch.Tensor]:
             (truth,) = go_on(*xs)  # (size,)
-            before = xs[n:]
             after = body(*operands_of_body(truth, xs, dims, raising))
-            pairs = zip(after, before, strict=True)
-            return [select_by_sample(truth, new, old) for new, old in pairs]
+            return [
+                new.select(0, 0) if d is None else select_by_sample(truth, new, old)
+                for new, old, d in zip(after, xs[n:], dims_of_carries, strict=True)
+            ]
 
         any_goes_on = lambda *xs: [go_on(*xs)[0].any()]
-        of_all = UntracedWhile(any_goes_on, step, n, loop.derived, loop.chunk)
-        outs = _While.apply(of_all, *inputs)
-        return outs, tuple([0] * len(outs))
+        of_all = attrs.evolve(loop, go_on=any_goes_on, body=step)
+        return _While.apply(of_all, *inputs), tuple(dims_of_carries)
+
+
+def _refuse_states_of_samples(dim: int | None) -> None:
+    """Refuse the steps of a derivative under vmap that draw: each sample has its own number of
+    steps, and so its own random state.
+    """
+    if dim is not None:
+        raise CaptureError.of(
+            "while_loop",
+            "its functions draw random numbers, and its derivative is under vmap",
+            needed="one random state for all samples",
+            fix="take the derivative of the sum of vmap: grad(lambda x: vmap(f)(x).sum())",
+        )
 
 
 @attrs.frozen(eq=False)
@@ -196,13 +220,16 @@ class _LoopSteps:
         carries: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, ...]:
         """The number of the next step and the carries, after the steps from `start` to `stop`."""
-        part = _loop_of_few_steps(self, self.loop.consts + 1)
+        state = None if self.loop.state is None else self.loop.state + 1
+        part = _loop_of_few_steps(self, self.loop.consts + 1, state)
         return _While.apply(part, *consts, stop, start, *carries)
 
 
-def _loop_of_few_steps(steps: _LoopSteps | _ReverseChunk, consts: int) -> UntracedWhile:
+def _loop_of_few_steps(
+    steps: _LoopSteps | _ReverseChunk, consts: int, state: int | None = None
+) -> UntracedWhile:
     """A loop of few steps, which belongs to a derivative."""
-    return UntracedWhile(steps.go_on, steps.body, consts, derived=True, chunk=True)
+    return UntracedWhile(steps.go_on, steps.body, consts, True, True, state)
 
 
 def _cotangents_by_chunks(
@@ -226,7 +253,9 @@ def _cotangents_by_chunks(
     start = torch.zeros_like(steps)
     inputs = [*tensors[:n], steps, stride, start, *tensors[n:]]
     carries = len(tensors) - n + 1
-    scan = scans.UntracedScan(chunk, n + 2, carries, CHUNKS, reverse=False, derived=True)
+    scan = scans.UntracedScan(
+        chunk, n + 2, carries, CHUNKS, reverse=False, derived=True, origin=loop.origin
+    )
     outs = scans.ScanOp.apply(scan, *inputs)
     entered = outs[carries:]
     of_outs = [None, *cotangents, *[None] * carries]
@@ -333,19 +362,32 @@ def _apply_while_loop(
         outs = _While.apply(UntracedWhile(go_on, step, consts), *inputs)
     except ambient.StateMissing:
         state = ambient.new_states([], device)
-        loop = UntracedWhile(body_with_random_state(go_on), _drawing_step(step), consts)
+        drawing = _DrawingLoop(go_on, step)
+        loop = UntracedWhile(drawing.go_on, drawing.step, consts, state=len(init) + 1)
         outs = _While.apply(loop, *inputs, state)
     return outs[1 : len(init) + 1]
 
 
-def _drawing_step(step: Body) -> Body:
-    """The step with one more carry, last: the state that its random calls draw from."""
+class _DrawingLoop:
+    """The condition and the step of a loop with one more carry, last: the state that their random
+    calls draw from. In each turn the step draws after the condition.
+    """
 
-    def run(*xs: torch.Tensor) -> list[torch.Tensor]:
+    def __init__(self, go_on: Body, step: Body) -> None:
+        self._go_on, self._step = go_on, step
+        self._calls = 0  # of a condition, which is traced before the step
+
+    def go_on(self, *xs: torch.Tensor) -> Sequence[torch.Tensor]:
         *others, state = xs
         source = ambient.Traced(state)
         with ambient.drawing_from(source):
-            outs = step(*others)
-        return [*outs, ambient.after_calls(state, source.calls)]
+            outs = self._go_on(*others)
+        self._calls = source.calls
+        return outs
 
-    return run
+    def step(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        *others, state = xs
+        source = ambient.Traced(state, self._calls)
+        with ambient.drawing_from(source):
+            outs = self._step(*others)
+        return [*outs, ambient.after_calls(state, source.calls)]

@@ -1,5 +1,5 @@
-"""Ops that raise an error at some values: lookups out of range, divisions of integers by zero,
-matrices that cannot be factored.
+"""What the ops of a body may do: draw random numbers, or raise an error at some values, such as
+lookups out of range, divisions of integers by zero, and matrices that cannot be factored.
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ RAISING = (
 
 
 @attrs.frozen(eq=False)
-class Raising:
-    """A body of which an op may raise an error at some values."""
+class BodyOps:
+    """What the ops of a body may do."""
 
+    draw: bool  # random numbers, of no state of the body's own
+    may_raise: bool
     results: Sequence[torch.Tensor]  # tensors of the shapes and dtypes of its results
-    draws: bool  # whether it draws random numbers
 
 
-def raising(body: Body, xs: Sequence[torch.Tensor], name: str) -> Raising | None:
-    """What is known of a body of which an op may raise an error at some values; None if no op may.
+def ops_of(body: Body, xs: Sequence[torch.Tensor], name: str) -> BodyOps:
+    """What the ops of a body may do.
 
     Args:
         body: a function of tensors.
@@ -67,10 +68,9 @@ def raising(body: Body, xs: Sequence[torch.Tensor], name: str) -> Raising | None
     drawing = body_with_random_state(body)
     with _compat.outside_transforms():
         graph, _ = aten_trace.traced(drawing, [*xs, ambient.PLACEHOLDER_STATE], name)
-    if not any(map(_raises, inner_nodes(graph, once=True))):
-        return None
     state = graph.find_nodes(op="placeholder")[len(xs)]
-    return Raising(graph_outputs(graph), bool(state.users))
+    may_raise = any(map(_raises, inner_nodes(graph, once=True)))
+    return BodyOps(bool(state.users), may_raise, graph_outputs(graph))
 
 
 def _raises(node: torch.fx.Node) -> bool:
