@@ -150,7 +150,7 @@ class _While(torch.autograd.Function):
         size = info.batch_size
         n = loop.consts
         consts, dims_of_consts = batch_first(tensors[:n], in_dims[1 : n + 1])
-        dims_of_carries = [0] * (len(tensors) - n)
+        dims_of_carries: list[int | None] = [0] * (len(tensors) - n)
         if loop.state is not None:
             _refuse_states_of_samples(in_dims[n + 1 + loop.state])
             dims_of_carries[loop.state] = None
