@@ -289,6 +289,16 @@ def vmap_levels() -> frozenset[int]:
     return frozenset(level.level() for level in levels if level.key() == kind)
 
 
+def samples_draw_apart() -> bool:
+    """Check whether a vmap is active in which each sample draws random numbers of its own."""
+    functorch = torch._C._functorch
+    return any(
+        functorch.CVmapInterpreterPtr(level).randomness() == functorch.RandomnessType.Different
+        for level in functorch.get_interpreter_stack() or ()
+        if level.key() == functorch.TransformType.Vmap
+    )
+
+
 def level_of(x: torch.Tensor) -> int:
     """Return the torch.func level at which a tensor is wrapped; -1 or less for an unwrapped
     tensor.

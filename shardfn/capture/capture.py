@@ -16,6 +16,7 @@ import torch
 from .. import _compat, tracebacks
 from ..errors import CaptureError, ShardError
 from ..ops import debug, placement
+from ..random import earlier_draws
 from ..types import Program
 from . import annotations as sources
 from .aten_trace import simplified
@@ -94,7 +95,7 @@ def capture(
     Raises:
         CaptureError: the function is not one pure graph.
     """
-    for part in (placement, control_flow_ops, tensor_indices, masked_writes):
+    for part in (placement, control_flow_ops, tensor_indices, masked_writes, earlier_draws):
         part.install()
     handled = sys.exception()  # the user may be calling from an `except`
     given = Given.of(fn, arguments)

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import ShardError
 from ..ops import placement
+from ..random import earlier_draws
 from . import annotations as sources
 from . import pipelined_values, transform_levels
 from .aten_trace import note_derivative
@@ -77,6 +78,8 @@ class Replay(torch.fx.Interpreter):
             return pipelined_values.replayed(*args)
         if target in control_flow_ops.REPLAYED:
             return control_flow_ops.REPLAYED[target](Replay, *args, **kwargs)
+        if target in earlier_draws.REPLAYED:
+            return earlier_draws.REPLAYED[target](*args)
         if target in EINSUMS:
             return einsum(*args, **kwargs)
         if target is ATTENTION and self.spans.are_differentiated:

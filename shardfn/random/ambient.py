@@ -242,6 +242,29 @@ class Traced(Source):
         return state if is_there else state.to(device), self.calls - 1
 
 
+class Earlier(Traced):
+    """The source of what computes a value again.
+
+    Args:
+        state: the state before that value.
+        before: the source of the calls around.
+    """
+
+    def __init__(self, state: torch.Tensor, before: Source | None) -> None:
+        super().__init__(state)
+        self.before, self.is_apart = before, _compat.samples_draw_apart()
+
+    def next(self, device: torch.device) -> tuple[torch.Tensor, int]:
+        if self.is_apart:
+            raise CaptureError.of(
+                "vmap",
+                "a pullback or a push of a value outside of it draws the random numbers of that "
+                'value, and randomness="different" asks for others',
+                fix='randomness="same"',
+            )
+        return super().next(device)
+
+
 class Eager(Source):
     """The source under `plain`: each call takes the next number of the real state."""
 
@@ -275,6 +298,18 @@ def drawing_from(source: Source | None) -> Iterator[None]:
         yield
     finally:
         _source.reset(token)
+
+
+def draw_from_earlier(state: torch.Tensor) -> None:
+    """Draw from an earlier state until `draw_as_before` is called."""
+    _source.set(Earlier(state, _source.get()))
+
+
+def draw_as_before() -> None:
+    """Draw from the source that was in use before the last `draw_from_earlier`."""
+    source = _source.get()
+    assert isinstance(source, Earlier)
+    _source.set(source.before)
 
 
 def is_drawing() -> bool:

@@ -15,7 +15,7 @@ from ... import _compat, _tree
 from ...accepted import accept
 from ...errors import TreeError
 from ...ops import placement
-from ...random import state
+from ...random import earlier_draws, state
 from ...runtime import Request
 from ...tracebacks import filter_errors
 from .._flattened import Flattened, check_aux, pulled_back, without_overlaps
@@ -247,10 +247,15 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> Any:
 
 def _drawing_again() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return what lets functions draw the random numbers that the next call draws."""
-    states, tag = state.get(), state.tag
+    states, tag, first = state.get(), state.tag, state.take(0)
 
     def wrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
         def drawing_again(*args: Any) -> Any:
+            if _compat.is_tracing():
+                earlier_draws.draw_from(first)
+                out = fn(*args)
+                earlier_draws.draw_as_before(first)
+                return out
             with state.again(states, tag):
                 return fn(*args)
 
