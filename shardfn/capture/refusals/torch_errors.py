@@ -189,6 +189,11 @@ CAUSES = (
         "shardfn.cond, scan or while_loop",
     ),
     (
+        "differentiated Tensors does not require grad",  # a functionalized module is not read
+        "a functionalized module calls torch.autograd.grad, and a derivative is taken of it",
+        "torch.func.functional_call(module, params, args) in place of functionalize",
+    ),
+    (
         "floating point dtype can require",
         "the function differentiates an argument that is not a floating-point tensor",
         "set argnums to floating-point arguments",

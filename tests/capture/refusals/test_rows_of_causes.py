@@ -92,6 +92,24 @@ class Distributing(nn.Module):
         return distribute_tensor(x, self.mesh, [Shard(0)]).to_local()
 
 
+class Slope(nn.Module):
+    """Its result is the slope of a function of its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Any) -> Any:
+        x = x.clone().requires_grad_()
+        value = (x * self.weight).sin().sum()
+        return torch.autograd.grad(value, x, create_graph=True)[0].sum()
+
+
+def penalized(x: torch.Tensor) -> None:
+    fn, params, buffers = sf.functionalize(Slope())
+    sf.grad(lambda params: fn(params, buffers, x)[0])(params)
+
+
 class Storing(nn.Module):
     def forward(self, x: Any) -> Any:
         SEEN["x"] = x
@@ -194,6 +212,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "Trying to access a forward AD level": jit(dual),
     "to return a scalar": jit(raw(lambda y: y * 2)),
     "<TransformType": jit(raw(branches)),
+    "differentiated Tensors does not require grad": lambda: penalized(torch.ones(3)),
     "floating point dtype can require": jit(lambda x: raw(lambda y: (y * 2).sum())(x.long())),
     "Thing passed to transform API must be Tensor": jit(lambda x: raw(lambda y: x.sum() * y)(3.0)),
     "an inplace view on a graph input": jit(lambda x: x.unsqueeze_(0)),
