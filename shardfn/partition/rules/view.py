@@ -316,10 +316,20 @@ def _written_size(args: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
     return args
 
 
+def _pairs_as_complex(
+    b: Builder, args: list[Any], kwargs: dict[str, Any], mine: Sequence[LocalShard]
+) -> torch.fx.Node:
+    """View pairs as complex numbers, with the two numbers of a pair side by side in memory, as
+    they are in the global tensor.
+    """
+    pairs = b.restride(args[0], mine[0].shape, mine[0].stride)
+    return b.call(aten.view_as_complex.default, pairs)
+
+
 row = functools.partial(Op, strided=True, of_sizes=True, rearranges=True)
 TABLE: dict[object, Op] = {
     aten.view_as_real.default: row(same_dims),
-    aten.view_as_complex.default: row(same_dims),
+    aten.view_as_complex.default: row(same_dims, lower=_pairs_as_complex),
     aten.diagonal.default: row(diagonal),
     aten.diagonal_scatter.default: row(diagonal_scatter),
     aten.slice_scatter.default: row(all_but(2)),

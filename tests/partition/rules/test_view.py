@@ -18,3 +18,22 @@ def test_a_reshape_of_what_a_rank_holds_expanded_is_a_copy(n: int) -> None:
     with sf.fake_world(n):
         got = sf.shard(fn, sf.make_mesh((n,), ("a",)), sf.P("a"), backend="aten")(x)
         assert torch.equal(sf.full(got), fn(x))
+
+
+@pytest.mark.parametrize("placement", [sf.P("a"), sf.P(None, "a"), sf.P()], ids=str)
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_a_view_of_pairs_as_complex_numbers(placement: sf.P, backend: str) -> None:
+    """The parts of a number are side by side on a rank, too, after writes to one of them."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        z = torch.view_as_complex(x.clone())
+        z.imag.mul_(2)
+        z.real[1:] = 5.0
+        return torch.view_as_real(z * z).clone()
+
+    x = torch.rand(5, 2)
+    with sf.fake_world(2):
+        got = sf.full(sf.shard(fn, sf.make_mesh((2,), ("a",)), placement, backend=backend)(x))
+    wanted = fn(x)
+    torch.testing.assert_close(got, wanted)
+    assert got.stride() == wanted.stride()
