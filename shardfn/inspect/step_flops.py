@@ -130,6 +130,7 @@ def _bodies(loop: Loop) -> list[tuple[Graph, int]]:
 
 
 def _dtype(node: Node) -> torch.dtype:
-    """Return the dtype of the first result of an op."""
+    """Return the dtype of the first result of an op that it computes."""
     value = node.meta["val"]
-    return (value[0] if isinstance(value, (tuple, list)) else value).dtype
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return next(x.dtype for x in values if x is not None)

@@ -70,6 +70,14 @@ def test_products_of_16_bits_count_at_their_peak() -> None:
     assert time.hfu == time.mfu == pytest.approx(2 * 64**3 / CARD.flops / time.total)
 
 
+def test_a_convolution_of_data_has_a_gradient_of_its_weight_alone() -> None:
+    """Its backward computes no gradient of the data, which is the first of its results."""
+    fn = sf.grad(lambda w, x: F.conv2d(x, w).sum())
+    lowered = sf.jit(fn, backend="aten").lower(torch.ones(4, 3, 3, 3), torch.ones(2, 3, 8, 8))
+    products = 2 * 4 * 3 * 9 * 2 * 36  # of the gradient; the sum reads no value
+    assert lowered.time(CARD).flops == products
+
+
 def test_a_program_without_products_has_none() -> None:
     time = sf.jit(torch.sin, backend="aten").lower(sf.ShapeDtype((3,))).time(CARD)
     assert (time.flops, time.hfu, time.mfu, time.mfu_of(3.0)) == (0.0, 0.0, 0.0, 0.0)
