@@ -104,13 +104,14 @@ def without_saved_hooks() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unwound() -> Iterator[None]:
-    """Pop all torch.func levels that a failed trace has left on the stack, and allow hooks on saved
-    tensors again if a trace has left them disabled.
+def levels_left_on_error() -> Iterator[None]:
+    """On an error, leave the torch.func levels that were entered inside of the context, and switch
+    back what they had switched.
     """
     functorch, autograd = torch._C._functorch, torch._C._autograd
+    depth = functorch.get_dynamic_layer_stack_depth()
+    is_allowed = functorch.get_inplace_requires_grad_allowed()
     is_enabled = autograd._saved_tensors_hooks_is_enabled()
-    depth, dual = functorch.get_dynamic_layer_stack_depth(), in_dual_level()
     try:
         yield
     except BaseException:
@@ -118,12 +119,26 @@ def unwound() -> Iterator[None]:
             RuntimeError
         ):  # torch asserts when the last level is left (torch 2.11)
             functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        functorch.set_inplace_requires_grad_allowed(is_allowed)
+        if is_enabled:
+            autograd._saved_tensors_hooks_enable()
+        raise
+
+
+@contextlib.contextmanager
+def unwound() -> Iterator[None]:
+    """Leave all torch.func levels that a failed trace has entered, and allow hooks on saved
+    tensors again if a trace has left them disabled.
+    """
+    autograd = torch._C._autograd
+    is_enabled, dual = autograd._saved_tensors_hooks_is_enabled(), in_dual_level()
+    try:
+        with levels_left_on_error():
+            yield
+    except BaseException:
         with contextlib.suppress(RuntimeError):
             if not dual:  # else it is the user's
                 torch._C._exit_dual_level(level=0)
-        if depth == 0:
-            functorch.set_inplace_requires_grad_allowed(False)
-            autograd._saved_tensors_hooks_enable()
         raise
     if is_enabled:
         autograd._saved_tensors_hooks_enable()

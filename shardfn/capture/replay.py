@@ -35,6 +35,10 @@ class Replay(torch.fx.Interpreter):
         self.nesting = transform_levels.Nesting(depth)
         self.spans = inner_gradients.Spans(graph.graph)
 
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with self.nesting.left_on_error():
+            return super().run(*args, **kwargs)
+
     def run_node(self, node: torch.fx.Node) -> Any:
         self.env[node] = self._result(node)
         self.spans.after(node, self.env)

@@ -4,6 +4,8 @@ replayed at another depth.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from .. import _compat
@@ -36,6 +38,20 @@ class Nesting:
         self.duals: list[
             Any
         ] = []  # for each level of jvp, the function that closes the level of dual numbers
+
+    @contextlib.contextmanager
+    def left_on_error(self) -> Iterator[None]:
+        """On an error, leave the levels that were entered inside of the context: a body that draws
+        random numbers is replayed again, with a state.
+        """
+        with _compat.levels_left_on_error():
+            try:
+                yield
+            except BaseException:
+                while self.duals:
+                    self.duals.pop()()
+                self.levels.clear()
+                raise
 
     @property
     def depth(self) -> int:

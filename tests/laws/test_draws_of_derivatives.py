@@ -52,20 +52,49 @@ def scanned_in_branch(w: Tensor) -> Tensor:
     return sf.cond(w.sum() > 4, scanned, lambda w: dropped(w) * 2, w)
 
 
+def differentiated_in_scan(w: Tensor) -> Tensor:
+    step = lambda c, _: (sf.grad(lambda c: (dropped(c) ** 2 * w).sum())(c) + 0.1, None)
+    return sf.scan(step, w, length=3)[0]
+
+
+def mapped_in_scan(w: Tensor) -> Tensor:
+    of_rows = sf.vmap(lambda a, b: dropped(a) * b, randomness="different")
+    return sf.scan(lambda c, _: (of_rows(c, w) + 0.1, None), w, length=3)[0]
+
+
+def pushed_in_scan(w: Tensor) -> Tensor:
+    step = lambda c, _: (sf.jvp(lambda c: dropped(c.sin()) * w, (c,), (w,))[1] + 0.1, None)
+    return sf.scan(step, w, length=3)[0]
+
+
 def checkpointed(w: Tensor) -> Tensor:
     return sf.checkpoint(lambda w: dropped(w.sin()) * w)(w)
 
 
 BODIES: dict[str, Fn] = {
     f.__name__: f
-    for f in (scanned, looped, branched, branched_in_scan, scanned_in_branch, checkpointed)
+    for f in (
+        scanned,
+        looped,
+        branched,
+        branched_in_scan,
+        scanned_in_branch,
+        differentiated_in_scan,
+        mapped_in_scan,
+        pushed_in_scan,
+        checkpointed,
+    )
 }
 NO_LOOPS = [name for name in BODIES if name != "looped"]
 
 
-def seeded(fn: Fn, x: Tensor) -> Any:
-    random.state.seed(3)
+def seeded_by(seed: int, fn: Fn, x: Tensor) -> Any:
+    random.state.seed(seed)
     return sf.jit(fn, backend="aten")(x)
+
+
+def seeded(fn: Fn, x: Tensor) -> Any:
+    return seeded_by(3, fn, x)
 
 
 def each_pulled(fn: Fn) -> Fn:
@@ -138,6 +167,30 @@ def test_on_two_ranks(name: str) -> None:
         random.state.seed(3)
         found = sf.shard(both, mesh, P("a"), backend="aten")(WS)
         assert_close(tuple(map(sf.full, found)), wanted)
+
+
+@pytest.mark.parametrize("name", ["scan", "while_loop", "cond"])
+@pytest.mark.parametrize("inner", ["grad", "jvp", "vmap"])
+def test_a_body_with_a_transform_that_draws(name: str, inner: str) -> None:
+    """Training steps in a loop. The next program is none the worse for the state being found to be
+    missing inside of a transform.
+    """
+    square = lambda c: (dropped(c) ** 2).sum()
+    ones = torch.ones(4, dtype=F64)
+    fn = {
+        "grad": lambda c: c - sf.grad(square)(c) / 2,
+        "jvp": lambda c: c - sf.jvp(lambda c: dropped(c), (c,), (c,))[1],
+        "vmap": lambda c: c - sf.vmap(dropped, randomness="different")(c),
+    }[inner]
+    body = {
+        "scan": lambda c: sf.scan(lambda c, _: (fn(c), None), c, length=1)[0],
+        "while_loop": lambda c: sf.while_loop(lambda c: c.sum() > 3.9, fn, c),
+        "cond": lambda c: sf.cond(c.sum() > 3.9, fn, lambda c: c, c),
+    }[name]
+    found = torch.cat([seeded_by(seed, body, ones) for seed in range(4)])
+    kept, left = (-3.0, 1.0) if inner == "grad" else (-1.0, 1.0)
+    assert set(found.tolist()) == {kept, left}
+    assert_close(sf.jit(sf.grad(lambda x: (x**2).sum()), backend="aten")(ones), 2 * ones)
 
 
 def shrunk(x: Tensor) -> Tensor:
