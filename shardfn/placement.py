@@ -678,6 +678,12 @@ def _stage_mark(stage: Any, n: int, axis: str) -> str:
     return AtStage(stage.coordinate, stage.chunk).mark
 
 
+def is_reduced_by_torch(placement: Placement) -> bool:
+    """Whether only torch knows how to reduce the terms of a placement, such as those of a norm."""
+    is_known = type(placement) is Partial and placement.reduce_op in REDUCTIONS
+    return isinstance(placement, Partial) and not is_known
+
+
 def _mark(placement: Placement, shape: Sequence[int], n: int, axis: str) -> AxisPlacement:
     if type(placement) is Replicate:
         return "R"

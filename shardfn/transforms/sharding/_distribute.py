@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from ... import _compat, _tree, tree_pairs
 from ...accepted import accept, described
@@ -25,6 +25,7 @@ from ...placement import (
     check_pending,
     check_whole,
     describe,
+    is_reduced_by_torch,
     is_spec,
     marks_of,
     stages_in,
@@ -398,6 +399,9 @@ def _whole_otherwise(x: DTensor) -> torch.Tensor:
 def _whole(x: Any) -> Any:
     if not isinstance(x, DTensor):
         return x
+    if any(map(is_reduced_by_torch, x.placements)):
+        known = [Replicate() if is_reduced_by_torch(p) else p for p in x.placements]
+        x = x.redistribute(placements=known)
     local = _compat.local_tensor(x)
     if isinstance(local, UnreadTensor):
         return local.numpy()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from worlds import simulated
 
 import shardfn as sf
 from shardfn import P
+from tests.support.ranks import run_ranks
 
 
 def test_from_local_takes_each_ranks_own_shard() -> None:
@@ -215,3 +218,36 @@ def test_ranks_of_other_stages_bring_nothing() -> None:
             sf.distribute({"w": torch.ones(3)}, mesh, {"w": P(pp=2)})
         with pytest.raises(sf.ShardError, match="shape is 3, a int, and must be a tuple of sizes"):
             sf.from_local(torch.ones(3), mesh, P(), shape=3)
+
+
+def of_ops_on_dtensors(mesh: Any) -> dict[str, torch.Tensor]:
+    x = distribute_tensor(torch.arange(1.0, 16.0).reshape(5, 3), mesh, [Shard(0)])
+    rows = distribute_tensor(torch.tensor([0, 4, 2]), mesh, [Replicate()])
+    values = {
+        "norm": torch.linalg.vector_norm(x),
+        "product": x.prod(0),
+        "all": (x > 2).all(0),
+        "embedding": torch.nn.functional.embedding(rows, x),
+    }
+    return {name: sf.full(value) for name, value in values.items()}
+
+
+def on_ranks() -> dict[str, torch.Tensor]:
+    return of_ops_on_dtensors(sf.make_mesh((2,), ("a",)))
+
+
+def test_full_of_terms_that_only_torch_reduces() -> None:
+    x = torch.arange(1.0, 16.0).reshape(5, 3)
+    wanted = {
+        "norm": torch.linalg.vector_norm(x),
+        "product": x.prod(0),
+        "all": (x > 2).all(0),
+        "embedding": x[[0, 4, 2]],
+    }
+    with simulated(a=2) as mesh:
+        found = of_ops_on_dtensors(mesh)
+    real = run_ranks(2, on_ranks)
+    for each in (found, *real):
+        assert each.keys() == wanted.keys()
+        for name, value in wanted.items():
+            torch.testing.assert_close(each[name], value)
