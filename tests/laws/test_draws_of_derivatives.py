@@ -16,6 +16,7 @@ from worlds import simulated
 import shardfn as sf
 from shardfn import P, random
 from shardfn.errors import CaptureError
+from tests.support.ranks import run_ranks
 
 F64 = torch.float64
 Tensor = torch.Tensor
@@ -167,6 +168,22 @@ def test_on_two_ranks(name: str) -> None:
         random.state.seed(3)
         found = sf.shard(both, mesh, P("a"), backend="aten")(WS)
         assert_close(tuple(map(sf.full, found)), wanted)
+
+
+def of_ranks() -> list[Tensor]:
+    mesh = sf.make_mesh((2,), ("a",))
+    found = []
+    for fn in BODIES.values():
+        random.state.seed(3)
+        value = sf.shard(sf.vmap(fn, randomness="different"), mesh, P("a"), backend="aten")(WS)
+        found.append(sf.full(value))
+    return found
+
+
+def test_on_two_real_ranks() -> None:
+    wanted = [seeded(sf.vmap(fn, randomness="different"), WS) for fn in BODIES.values()]
+    for found in run_ranks(2, of_ranks):
+        assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("name", ["scan", "while_loop", "cond"])
