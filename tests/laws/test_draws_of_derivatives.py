@@ -129,6 +129,18 @@ def test_so_does_jacrev(name: str) -> None:
     assert_close(seeded(sf.jacrev(fn), W), seeded(each_pulled(fn), W))
 
 
+@pytest.mark.parametrize("name", BODIES)
+def test_so_does_the_tangent_of_a_pullback(name: str) -> None:
+    """A pullback is linear: its tangent along a cotangent is its value there."""
+
+    def pushed(w: Tensor) -> Tensor:
+        _, pull = sf.vjp(BODIES[name], w)
+        tangent = lambda g: sf.jvp(lambda g: pull(g)[0], (g,), (g,))[1]
+        return sf.vmap(tangent, randomness="different")(COTANGENTS)
+
+    assert_close(seeded(pushed, W), seeded(each_pulled(BODIES[name]), W))
+
+
 @pytest.mark.parametrize("name", NO_LOOPS)
 def test_a_pullback_inside_of_each_sample(name: str) -> None:
     fn = BODIES[name]
