@@ -93,22 +93,6 @@ def test_the_numbers_are_those_of_the_value() -> None:
         assert_close(sf.jit(lambda g, pull=pull: pull(g)[0])(W), value)
 
 
-def test_a_failed_body_leaves_torchs_switches() -> None:
-    """A body is replayed again where its state is missing, and a capture may fail there."""
-    switches = lambda: (
-        torch._C._functorch.get_inplace_requires_grad_allowed(),
-        torch._C._autograd._saved_tensors_hooks_is_enabled(),
-        torch._C._functorch.get_dynamic_layer_stack_depth(),
-    )
-    before = switches()
-    step = lambda c, _: (sf.grad(lambda c: drawn(c).sum())(c), None)
-    sf.jit(lambda w: sf.scan(step, w, length=2)[0])(W)
-    assert switches() == before
-    with pytest.raises(RuntimeError, match="random operation"):
-        sf.jit(sf.grad(lambda ws: sf.vmap(drawn)(ws).sum()))(COTANGENTS)
-    assert switches() == before
-
-
 def test_what_is_drawn_around_does_not_change() -> None:
     pull, _ = linear(drawn, "pull")
     draws = sf.jit(lambda g: (torch.rand(3), torch.rand(3)))
