@@ -8,8 +8,8 @@ that is given forward and backward as one graph would keep every value that both
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
-from operator import getitem
 
 import attrs
 import torch
@@ -38,8 +38,8 @@ def recompute_cheap_values(graph: torch.fx.Graph) -> torch.fx.Graph:
         graph: one rank's program, functional ATen. Nodes carry `val` and `phase`.
 
     Returns:
-        The graph itself where less than a mebibyte is spared; else a new one with the same
-        inputs, outputs and collectives. Copies read what is saved through `shardfn::after`, so
+        The graph itself where less than a mebibyte is spared, or its peak does not fall; else a new
+        one with the same inputs, outputs and collectives. Copies read what is saved through `shardfn::after`, so
         that no compiler merges them with the forward. Values do not change.
     """
     split = _Split.of(graph)
@@ -47,7 +47,7 @@ def recompute_cheap_values(graph: torch.fx.Graph) -> torch.fx.Graph:
         return graph
     recomputed = split.cheapest()
     saving = split.bytes(split.crossing) - split.bytes(split.saved(recomputed))
-    if saving < LEAST_BYTES:
+    if saving < LEAST_BYTES or split.peak(recomputed) >= max(split.alive):
         return graph
     names = {node.name for node in recomputed}
     return _RecomputingGraph(copied(graph), names, len(split.early)).graph
@@ -59,16 +59,17 @@ def _nbytes(node: torch.fx.Node) -> int:
     return value.numel() * value.itemsize
 
 
-def _peak_position(nodes: Sequence[torch.fx.Node]) -> int:
-    """Return the position in an order of nodes before which the most computed bytes are alive."""
+def _alive(nodes: Sequence[torch.fx.Node]) -> list[int]:
+    """Return the computed bytes that are alive before each node of an order, without those that
+    the node is the last to read.
+    """
     last = {x: k for k, node in enumerate(nodes) for x in map(owner_of, _reads(node))}
     change = [0] * (len(nodes) + 1)
     for k, node in enumerate(nodes):
         if node in last and _is_tensor(node) and not _is_input_or_constant(node):
             change[k + 1] += _nbytes(node)
             change[last[node]] -= _nbytes(node)
-    alive = list(itertools.accumulate(change))
-    return alive.index(max(alive))
+    return [*itertools.accumulate(change)]
 
 
 def _is_input_or_constant(node: torch.fx.Node) -> bool:
@@ -92,7 +93,7 @@ def _is_cheap(node: torch.fx.Node) -> bool:
         return False
     if _is_free(node):
         return True
-    if node.target is getitem:
+    if node.target is operator.getitem:
         return node.all_input_nodes[0].target in NORMS
     tags = getattr(node.target, "tags", ())
     is_pointwise = torch.Tag.pointwise in tags or node.target in CASTS
@@ -116,11 +117,15 @@ class _Split:
     """A program, divided where most of what it computes is alive: the values to save or recompute.
 
     Args:
+        nodes: of the program, in order.
+        alive: the bytes that are alive before each of them.
         early: the nodes before that place, in order.
         crossing: those that later ones read.
         results: the values that the program returns, which are kept anyway.
     """
 
+    nodes: tuple[torch.fx.Node, ...]
+    alive: tuple[int, ...]
     early: tuple[torch.fx.Node, ...]
     crossing: tuple[torch.fx.Node, ...]
     results: frozenset[torch.fx.Node]
@@ -131,12 +136,13 @@ class _Split:
         *nodes, output = graph.nodes
         if not any(map(_is_of_backward, nodes)):
             return None
-        peak = _peak_position(nodes)
+        alive = _alive(nodes)
+        peak = alive.index(max(alive))
         read = {x for node in nodes[peak:] for x in _reads(node)}
         early = tuple(nodes[:peak])
         crossing = tuple(x for x in early if x in read and _is_tensor(x))
         results = frozenset(map(owner_of, output.all_input_nodes))
-        return cls(early, crossing, results)
+        return cls(tuple(nodes), tuple(alive), early, crossing, results)
 
     def bytes(self, nodes: Iterable[torch.fx.Node]) -> int:
         """Return the bytes of values that would not be kept anyway, each memory once."""
@@ -176,6 +182,36 @@ class _Split:
         """
         needed = [x for node in recomputed for x in node.all_input_nodes]
         return [x for x in (*self.crossing, *needed) if x not in recomputed]
+
+    def peak(self, recomputed: set[torch.fx.Node]) -> int:
+        """Return the most bytes that are alive at once if some values are recomputed where the
+        backward first reads them. What the copies alone read is not stored.
+        """
+        half = len(self.early)
+        readers: dict[torch.fx.Node, list[int]] = {}  # of a value or its views
+        made: dict[torch.fx.Node, int] = {}  # where a copy of a value is first read
+        for k, node in enumerate(self.nodes):
+            for x in _reads(node):
+                readers.setdefault(owner_of(x), []).append(k)
+                if k >= half and x in recomputed:
+                    made.setdefault(x, k)
+        read: dict[torch.fx.Node, int] = {}  # where copies last read a value
+        for node in reversed(self.early):
+            places = [made[x] for x in (node, *node.users) if x in made]
+            if node in recomputed and places:
+                made[node] = min(places)
+                above = map(owner_of, node.all_input_nodes)
+                read |= {x: max(read.get(x, 0), made[node]) for x in above}
+        before = {owner_of(x) for x in self.crossing}
+        after = {owner_of(x) for x in self.saved(recomputed)}
+        change = [*map(operator.sub, self.alive, (0, *self.alive))]
+        for x in before - after:
+            change[max([k for k in readers[x] if k < half], default=0)] -= self.price(x)
+            change[min(k for k in readers[x] if k >= half)] += self.price(x)
+        for x in (after - before) & set(read):
+            change[readers[x][-1]] += self.price(x)
+            change[read[x]] -= self.price(x)
+        return max(itertools.accumulate(change))
 
     def _candidates(self) -> list[torch.fx.Node]:
         """Return the values that cross, and all that cheap ops compute them from, in order."""
@@ -291,6 +327,6 @@ def _is_token(node: torch.fx.Node) -> bool:
     ranks.
     """
     value = node.meta.get("val")
-    is_own = node.target not in (getitem, WAIT) and "collective" not in node.meta
+    is_own = node.target not in (operator.getitem, WAIT) and "collective" not in node.meta
     is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
     return is_own and is_floating and bool(node.all_input_nodes)
