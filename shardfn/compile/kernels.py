@@ -151,7 +151,7 @@ class Kernels:
         """
         reads = self.read[node]
         before = {self.kernel[x] for x in reads if x in self.kernel}
-        near = {k for x in reads if _count(x) in (1, loop) for k in self.readers.get(x, ())}
+        near = {k for x in reads if _count(x) == loop for k in self.readers.get(x, ())}
         for kernel in sorted(before | near, key=lambda k: -k.number):
             others = before - {kernel}
             if loop and kernel.loop == loop and not any(k.waits_for(kernel) for k in others):
