@@ -39,8 +39,8 @@ def recompute_cheap_values(graph: torch.fx.Graph) -> torch.fx.Graph:
 
     Returns:
         The graph itself where less than a mebibyte is spared, or its peak does not fall; else a new
-        one with the same inputs, outputs and collectives. Copies read what is saved through `shardfn::after`, so
-        that no compiler merges them with the forward. Values do not change.
+        one with the same inputs, outputs and collectives. Copies read what is saved through
+        `shardfn::after`, so that no compiler merges them with the forward. Values do not change.
     """
     split = _Split.of(graph)
     if split is None or split.bytes(split.crossing) < LEAST_BYTES:

@@ -423,26 +423,33 @@ class Ring:
         if not blocks:
             return before
         if self.is_zigzag and i:
-            found = [zigzag.pulled_back(kernel, keys, self.is_before(b, i), before[0])]
+            of_queries, *others = zigzag.pulled_back(kernel, keys, self.is_before(b, i))
         else:
             found = [pulled_back(kernel, block, kernel.on(block)) for block in blocks]
-        of_queries, of_keys, of_values = zip(*found, strict=True)
-        joined = (
-            keys.placed(b, b.call(aten.cat.default, [*x], QUERIES), kernel.given[name])
-            for x, name in ((of_keys, "key"), (of_values, "value"))
-        )
-        both = padded(b, b.call(aten.cat.default, [*joined], -1), self.full)
-        own = [summed(b, of_queries), both]
-        if not before:
-            return own
-        if self.is_zigzag:  # gradients of queries are summed there
-            return [own[0], b.call(aten.add.Tensor, before[1], both)]
-        return [b.call(aten.add.Tensor, x, y) for x, y in zip(before, own, strict=True)]
+            of_queries, *others = zip(*found, strict=True)
+            others = [[joined(b, x)] for x in others]
+        of_keys = [
+            [keys.placed(b, x, kernel.given[name]) for x in terms]
+            for terms, name in zip(others, ("key", "value"), strict=True)
+        ]
+        if before:
+            rows = shape(of_keys[0][0])[QUERIES]
+            whole = b.call(aten.slice.Tensor, before[1], QUERIES, 0, rows)
+            of_queries = [before[0], *of_queries]
+            pairs = zip(halved(b, whole, self.width), of_keys, strict=True)
+            of_keys = [[x, *terms] for x, terms in pairs]
+        both = b.call(aten.cat.default, [summed(b, terms) for terms in of_keys], -1)
+        return [summed(b, of_queries), padded(b, both, self.full)]
 
 
 def of_dtype(x: torch.Tensor, to: torch.dtype) -> torch.Tensor:
     """Make a fake tensor of the same shape in another dtype."""
     return x.new_empty(x.shape, dtype=to)
+
+
+def joined(b: Builder, parts: Sequence[Node]) -> Node:
+    """Join the rows of some blocks."""
+    return b.call(aten.cat.default, [*parts], QUERIES) if len(parts) > 1 else parts[0]
 
 
 def padded(b: Builder, x: Node, size: int) -> Node:

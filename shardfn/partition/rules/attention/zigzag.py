@@ -7,9 +7,6 @@ late keys of ranks after it. So each rank computes two blocks of one chunk by on
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from torch.fx import Node
 
@@ -37,7 +34,8 @@ def joined(b: Builder, early: Node, late: Node) -> Node:
 
 
 def _blocks(kernel: Kernel, keys: Keys, is_before: Node) -> list[tuple[Kernel, Block]]:
-    """Make the two blocks: late queries with early keys, and what else is visible.
+    """Make the two blocks: what else is visible, and late queries with early keys. The former runs
+    first: its operands are copies, which end before the results of the latter begin.
 
     Args:
         kernel: of all queries of the rank.
@@ -50,7 +48,7 @@ def _blocks(kernel: Kernel, keys: Keys, is_before: Node) -> list[tuple[Kernel, B
     select = lambda pair: b.call(aten.where.self, is_before, *pair)
     late = kernel.with_given({name: pair[1] for name, pair in own.items()})
     other = kernel.with_given({name: select(pair) for name, pair in own.items()})
-    return [(late, Block(key[0], value[0])), (other, Block(select(key), select(value)))]
+    return [(other, Block(select(key), select(value))), (late, Block(key[0], value[0]))]
 
 
 def _apart(b: Builder, x: Node, is_before: Node, otherwise: float) -> tuple[Node, Node]:
@@ -64,40 +62,45 @@ def merged(kernel: Kernel, keys: Keys, before: Merged, is_before: Node) -> Merge
     b = kernel.b
     sums = zip(chunks(b, before.out), chunks(b, before.logsumexp), strict=True)
     early, late = (Merged(*pair) for pair in sums)
-    first, second = (
+    other, of_late = (
         attended(b, block, half.on(block)) for half, block in _blocks(kernel, keys, is_before)
     )
-    outs = _apart(b, second.out, is_before, 0.0)
-    rows = _apart(b, second.logsumexp, is_before, float("-inf"))
+    outs = _apart(b, other.out, is_before, 0.0)
+    rows = _apart(b, other.logsumexp, is_before, float("-inf"))
     early = early.with_block(b, Merged(outs[0], rows[0]))
-    late = late.with_block(b, first).with_block(b, Merged(outs[1], rows[1]))
+    late = late.with_block(b, of_late).with_block(b, Merged(outs[1], rows[1]))
     out = joined(b, early.out, late.out)
     return Merged(out, joined(b, early.logsumexp, late.logsumexp))
 
 
-def pulled_back(kernel: Kernel, keys: Keys, is_before: Node, sums: Node) -> list[Any]:
-    """Return the gradients of queries, keys and values by the keys of another rank.
+def pulled_back(kernel: Kernel, keys: Keys, is_before: Node) -> list[list[Node]]:
+    """Return the terms of the gradients of queries, keys and values by the keys of another rank,
+    each of both chunks.
 
     Args:
         kernel: of all queries of the rank.
         keys: those that arrived.
         is_before: whether they are of a rank before this one.
-        sums: the gradients of queries before, which are added.
     """
     b = kernel.b
-    add = functools.partial(b.call, aten.add.Tensor)
     wide = dtype(kernel.given["logsumexp"])
-    first, second = (
+    other, of_late = (
         [cast(b, b.item(results, i), wide) for i in range(3)]
         for results in (half.on(block) for half, block in _blocks(kernel, keys, is_before))
     )
     found = []
-    for i, (x, y) in enumerate(zip(first, second, strict=True)):
-        early, late = _apart(b, y, is_before, 0.0)
-        # the first block is of late queries and early keys
-        if i:
-            early = add(early, x)
-        else:  # each half by itself, so that no sum of both is a tensor of its own
-            early, late = map(add, chunks(b, sums), (early, add(late, x)))
-        found.append(joined(b, early, late))
+    for i, (x, y) in enumerate(zip(other, of_late, strict=True)):
+        early, late = _apart(b, x, is_before, 0.0)
+        if i:  # of late queries and early keys
+            early = b.call(aten.add.Tensor, early, y)
+        else:
+            late = b.call(aten.add.Tensor, late, y)
+        found.append([_among_zeros(b, early, is_late=False), _among_zeros(b, late, is_late=True)])
     return found
+
+
+def _among_zeros(b: Builder, chunk: Node, *, is_late: bool) -> Node:
+    """Pad a chunk to the size of both: elementwise, so that a compiler stores the sum alone."""
+    size = shape(chunk)[QUERIES]
+    missing = [size, 0] if is_late else [0, size]
+    return b.call(aten.constant_pad_nd.default, chunk, [0, 0, *missing])
