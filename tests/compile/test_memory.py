@@ -92,6 +92,30 @@ def test_the_weight_of_a_norm_does_not_keep_the_bucket_that_it_is_gathered_in(la
         assert 1 <= len(gathered) <= 2
 
 
+def attention(*qkv: torch.Tensor) -> torch.Tensor:
+    out = F.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
+    return out.square().sum()
+
+
+def tensors(rows: int) -> list[sf.ShapeDtype]:
+    return [sf.ShapeDtype((1, heads, rows, 64), torch.float32) for heads in (16, 4, 4)]
+
+
+@pytest.mark.parametrize("axis", ["cp", sf.zigzag("cp")], ids=str)
+def test_a_ring_holds_no_more_for_more_ranks_and_less_than_its_textbooks_double(axis: Any) -> None:
+    rows, step = 1024, sf.grad(attention, argnums=(0, 1, 2))
+    one = sf.jit(step).lower(*tensors(rows)).memory.peak
+    for n in (6, 16):
+        with sf.fake_world(n):
+            mesh = sf.make_mesh((n,), ("cp",))
+            places = (P(None, None, axis),) * 3
+            ring = sf.shard(step, mesh, places, attention={"cp": "ring"})
+            lowered = ring.lower(*tensors(n * rows))
+            held = allocated(lowered)
+            assert LOW <= lowered.memory.peak / held <= HIGH
+            assert held <= 1.75 * one
+
+
 def mlp(w: Any, x: torch.Tensor) -> torch.Tensor:
     for layer in w.values():
         x = torch.relu(x @ layer)

@@ -87,6 +87,24 @@ def test_fewer_bytes_live_on_and_the_values_stay(fn: Any, monkeypatch: pytest.Mo
     assert fn is not dropping or drawn[0]
 
 
+def test_a_program_stays_whose_peak_would_not_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_BYTES", 1 << 10)
+
+    def attention(*qkv: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(*qkv).square().sum()
+
+    with sf.fake_world(4):
+        mesh = sf.make_mesh((4,), ("cp",))
+        step = sf.grad(attention, argnums=(0, 1, 2))
+        ring = sf.shard(step, mesh, (P(None, None, "cp"),) * 3, attention={"cp": "ring"})
+        graph = ring.lower(*[sf.ShapeDtype((1, 2, 64, 16), torch.float32)] * 3).program.graph
+    split = module._Split.of(graph)
+    assert split is not None
+    cheapest = split.cheapest()
+    assert split.bytes(split.crossing) - split.bytes(split.saved(cheapest)) >= module.LEAST_BYTES
+    assert recompute_cheap_values(graph) is graph
+
+
 @pytest.mark.parametrize(
     ("shape", "placements"), [((2,), (P(), P("dp"))), ((2, 2), (P(None, "tp"), P("dp")))]
 )

@@ -78,12 +78,23 @@ class Keys:
         """All keys as one block, for queries that are not sharded, or see all of them."""
         return Block(self.key, self.value, causal=kernel.given["is_causal"])
 
-    def placed(self, b: Builder, gradient: Node, like: Node) -> Node:
-        """Add the gradients of the selected heads to those of all that the rank has."""
+    def placed(self, b: Builder, gradients: Sequence[Node], like: Node) -> list[Node]:
+        """Add the gradients of the selected heads to those of all that the rank has.
+
+        Args:
+            b: the builder.
+            gradients: of all keys or values, or of parts of them.
+            like: the keys or values.
+        """
         if self.heads is None:
-            return gradient
-        zeros = b.call(aten.zeros_like.default, like, dtype=dtype(gradient))
-        return b.call(aten.index_add.default, zeros, HEADS, self.heads, gradient)
+            return [*gradients]
+        placed = []
+        for x in gradients:
+            size = [*shape(x)]
+            size[HEADS] = shape(like)[HEADS]
+            zeros = b.call(aten.new_zeros.default, x, size)
+            placed.append(b.call(aten.index_add.default, zeros, HEADS, self.heads, x))
+        return placed
 
 
 def _has_other_heads(kernel: Kernel) -> bool:
@@ -225,9 +236,8 @@ def backward(kernel: Kernel, keys: Keys, causal: Causal | None) -> list[Node]:
         query = summed(b, queries)
         key, value = (causal.joined(b, x, keys.key) for x in others)
         rest = []
-    key, value = (
-        keys.placed(b, x, kernel.given[name]) for x, name in ((key, "key"), (value, "value"))
-    )
-    whole = (query, key, value)
+    pairs = ((key, "key"), (value, "value"))
+    placed = (keys.placed(b, [x], kernel.given[name])[0] for x, name in pairs)
+    whole = (query, *placed)
     pairs = zip(whole, first, strict=False)
     return [*(formed(b, x, own.meta["val"]) for x, own in pairs), *rest]

@@ -173,7 +173,6 @@ class Ring:
         sums = [self.like(out, of_dtype(out.value, wide)), self.like(query, of_rows)]
         block = self.packed()
         yield self.pack(block)
-        tokens = [sums[1]]
         first = ("query", "key", "value", *masks)
         ins = [self.slots[name] for name in first]
         made = [*sums, *rest]
@@ -181,7 +180,7 @@ class Ring:
         yield self.apply(first, ins, made, attend, run_empty=True)
         for i in range(1, self.n):
             arrived = self.like(block)
-            yield from self.permute(block, arrived, after=tokens[-2:-1])
+            yield from self.permute(block, arrived, after=query if i > 1 else None)
             block = arrived
             is_last = i == self.n - 1
             others = [out, rows] if is_last else [self.like(x) for x in sums]
@@ -190,7 +189,6 @@ class Ring:
             ins = [query, block, *sums, *(self.slots[name] for name in masks)]
             yield self.apply(names, ins, others, functools.partial(self.merge, i=i, outs=others))
             sums = others
-            tokens.append(sums[1])
 
     def backward(self) -> Iterator[plan.Step]:
         """Yield the steps of the backward."""
@@ -201,15 +199,15 @@ class Ring:
         yield self.pack(block)
         names = tuple(self.slots)
         sums = self.like(query, of_dtype(query.value, wide))
-        tokens = [sums]
         made = [sums, of_keys]
         pull_back = functools.partial(self.pull_back, i=0, outs=made)
         yield self.apply(names, [*self.slots.values()], made, pull_back, run_empty=True)
         at = names.index("key")
         others = tuple(name for name in names if name not in ("key", "value"))
+        own = self.slots["query"]
         for i in range(1, self.n):
             arrived, with_block = self.like(block), self.like(of_keys)
-            yield from self.permute(block, arrived, after=tokens[-2:-1])
+            yield from self.permute(block, arrived, after=own if i > 1 else None)
             yield from self.permute(of_keys, with_block)
             block = arrived
             made = [query if i == self.n - 1 else self.like(sums), self.like(of_keys)]
@@ -220,7 +218,6 @@ class Ring:
             pull_back = functools.partial(self.pull_back, i=i, outs=made)
             yield self.apply(names, [*ins, sums], made, pull_back, run_empty=True)
             sums, of_keys = made
-            tokens.append(sums)
         home = self.like(of_keys)
         yield from self.permute(of_keys, home)
         yield self.unpack(home, key, value)
@@ -254,13 +251,14 @@ class Ring:
         return plan.Apply(node, (block,), (key, value), emit, run_empty=True)
 
     def permute(
-        self, source: plan.Slot, target: plan.Slot, after: Sequence[plan.Slot] = ()
+        self, source: plan.Slot, target: plan.Slot, after: plan.Slot | None = None
     ) -> Iterator[plan.Step]:
-        """Yield the steps that send a chunk to the next rank, not before a value is available. So
-        one chunk is in use and one on its way; else all would come at once, and be kept.
+        """Yield the steps that send a chunk to the next rank, not before the queries of a block are
+        available. So one chunk is in use and one on its way; else all would come at once, and be
+        kept. Queries are in memory anyway; a sum would be kept for it.
         """
-        for token in after:
-            source = yield from self.after(source, token)
+        if after is not None:
+            source = yield from self.after(source, after)
         places = source.placements
         perm = tuple((k, (k + 1) % self.n) for k in range(self.n))
         move = Move(PPERMUTE, self.axis, places, places, perm)
@@ -423,23 +421,22 @@ class Ring:
         if not blocks:
             return before
         if self.is_zigzag and i:
-            of_queries, *others = zigzag.pulled_back(kernel, keys, self.is_before(b, i))
+            of_queries, *of_keys = zigzag.pulled_back(kernel, keys, self.is_before(b, i))
         else:
             found = [pulled_back(kernel, block, kernel.on(block)) for block in blocks]
-            of_queries, *others = zip(*found, strict=True)
-            others = [[joined(b, x)] for x in others]
-        of_keys = [
-            [keys.placed(b, x, kernel.given[name]) for x in terms]
-            for terms, name in zip(others, ("key", "value"), strict=True)
-        ]
-        if before:
-            rows = shape(of_keys[0][0])[QUERIES]
+            queries, *others = zip(*found, strict=True)
+            of_queries, of_keys = [summed(b, queries)], [[joined(b, x)] for x in others]
+        pairs = zip(of_keys, ("key", "value"), strict=True)
+        of_keys = [keys.placed(b, parts, kernel.given[name]) for parts, name in pairs]
+        if not before:
+            (own,), halves = of_queries, [x for (x,) in of_keys]
+        else:
+            own = added(b, before[0], of_queries)
+            rows = sum(shape(x)[QUERIES] for x in of_keys[0])
             whole = b.call(aten.slice.Tensor, before[1], QUERIES, 0, rows)
-            of_queries = [before[0], *of_queries]
             pairs = zip(halved(b, whole, self.width), of_keys, strict=True)
-            of_keys = [[x, *terms] for x, terms in pairs]
-        both = b.call(aten.cat.default, [summed(b, terms) for terms in of_keys], -1)
-        return [summed(b, of_queries), padded(b, both, self.full)]
+            halves = [added(b, *pair) for pair in pairs]
+        return [own, padded(b, b.call(aten.cat.default, halves, -1), self.full)]
 
 
 def of_dtype(x: torch.Tensor, to: torch.dtype) -> torch.Tensor:
@@ -450,6 +447,18 @@ def of_dtype(x: torch.Tensor, to: torch.dtype) -> torch.Tensor:
 def joined(b: Builder, parts: Sequence[Node]) -> Node:
     """Join the rows of some blocks."""
     return b.call(aten.cat.default, [*parts], QUERIES) if len(parts) > 1 else parts[0]
+
+
+def added(b: Builder, whole: Node, parts: Sequence[Node]) -> Node:
+    """Add to a value what follows each other along its rows, without joining that first."""
+    start, rows = 0, shape(whole)[QUERIES]
+    for part in parts:
+        end = start + shape(part)[QUERIES]
+        if len(parts) > 1:
+            part = b.call(aten.constant_pad_nd.default, part, [0, 0, start, rows - end])
+        whole = b.call(aten.add.Tensor, whole, part)
+        start = end
+    return whole
 
 
 def padded(b: Builder, x: Node, size: int) -> Node:

@@ -74,8 +74,8 @@ def merged(kernel: Kernel, keys: Keys, before: Merged, is_before: Node) -> Merge
 
 
 def pulled_back(kernel: Kernel, keys: Keys, is_before: Node) -> list[list[Node]]:
-    """Return the terms of the gradients of queries, keys and values by the keys of another rank,
-    each of both chunks.
+    """Return the gradients of queries, keys and values by the keys of another rank, each of the
+    early and of the late chunk.
 
     Args:
         kernel: of all queries of the rank.
@@ -95,12 +95,5 @@ def pulled_back(kernel: Kernel, keys: Keys, is_before: Node) -> list[list[Node]]
             early = b.call(aten.add.Tensor, early, y)
         else:
             late = b.call(aten.add.Tensor, late, y)
-        found.append([_among_zeros(b, early, is_late=False), _among_zeros(b, late, is_late=True)])
+        found.append([early, late])
     return found
-
-
-def _among_zeros(b: Builder, chunk: Node, *, is_late: bool) -> Node:
-    """Pad a chunk to the size of both: elementwise, so that a compiler stores the sum alone."""
-    size = shape(chunk)[QUERIES]
-    missing = [size, 0] if is_late else [0, size]
-    return b.call(aten.constant_pad_nd.default, chunk, [0, 0, *missing])
