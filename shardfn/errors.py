@@ -23,12 +23,12 @@ _CELL = re.compile(r"ipython-input-(\d+)-")  # in the name that IPython gives a 
 _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep
-_COMMAND = "<string>"  # the file of code that was given to `python -c`, and of generated code
 _LIBRARIES = (
     "/optree/",
     "/shardfn/kernels/",
     "/shardfn_pytest/",
     "/torchinductor_",
+    "<string>",
     "<frozen",
     "<eval_with_key>",
     "<attrs",
@@ -413,8 +413,7 @@ def is_ours(file: str) -> bool:
     to the user.
     """
     library = any(part in file for part in _LIBRARIES) or file.startswith(_TORCH)
-    generated = file == _COMMAND and sys.argv[:1] != ["-c"]
-    return library or generated or is_inside(file)
+    return library or is_inside(file)
 
 
 def is_users(file: str) -> bool:

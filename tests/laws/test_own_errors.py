@@ -652,29 +652,3 @@ def test_a_compiled_function_is_compiled_after_a_capture_that_failed() -> None:
     assert not graphs
     torch.testing.assert_close(doubled(torch.ones(3)), torch.full((3,), 2.0))
     assert len(graphs) == 1
-
-
-COMMAND = """
-import torch, shardfn as sf
-def f(x):
-    assert x.shape[0] == 4, "four rows"
-    return x
-sf.jit(f)(torch.ones(3))
-"""
-
-
-def test_code_that_python_is_given_as_an_argument_is_the_users() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", COMMAND], check=False, capture_output=True, text=True
-    )
-    lines = run.stderr.splitlines()
-    assert lines[-2] == "AssertionError: four rows"
-    assert lines[-1].startswith("shardfn: raised inside jit(f)")
-    assert [line for line in lines if "File" in line] == [
-        '  File "<string>", line 6, in <module>',
-        '  File "<string>", line 4, in f',
-    ]
-
-
-def test_code_that_a_library_generates_is_not_the_users() -> None:
-    assert not sf.errors.is_users("<string>")
