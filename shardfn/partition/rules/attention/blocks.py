@@ -190,6 +190,11 @@ def tensors_of(b: Builder, results: Node) -> list[Node]:
     return [b.item(results, i) for i, x in values if isinstance(x, torch.Tensor)]
 
 
+def joined(b: Builder, parts: Sequence[Node]) -> Node:
+    """Join the rows of some parts."""
+    return b.call(aten.cat.default, [*parts], QUERIES) if len(parts) > 1 else parts[0]
+
+
 def summed(b: Builder, terms: Sequence[Node]) -> Node:
     """Add some values."""
     return functools.reduce(lambda x, y: b.call(aten.add.Tensor, x, y), terms)

@@ -78,23 +78,16 @@ class Keys:
         """All keys as one block, for queries that are not sharded, or see all of them."""
         return Block(self.key, self.value, causal=kernel.given["is_causal"])
 
-    def placed(self, b: Builder, gradients: Sequence[Node], like: Node) -> list[Node]:
-        """Add the gradients of the selected heads to those of all that the rank has.
-
-        Args:
-            b: the builder.
-            gradients: of all keys or values, or of parts of them.
-            like: the keys or values.
+    def placed(self, b: Builder, gradient: Node, like: Node) -> Node:
+        """Add the gradients of the selected heads, of some keys or values, to those of all heads
+        that the rank has.
         """
         if self.heads is None:
-            return [*gradients]
-        placed = []
-        for x in gradients:
-            size = [*shape(x)]
-            size[HEADS] = shape(like)[HEADS]
-            zeros = b.call(aten.new_zeros.default, x, size)
-            placed.append(b.call(aten.index_add.default, zeros, HEADS, self.heads, x))
-        return placed
+            return gradient
+        size = [*shape(gradient)]
+        size[HEADS] = shape(like)[HEADS]
+        zeros = b.call(aten.new_zeros.default, gradient, size)
+        return b.call(aten.index_add.default, zeros, HEADS, self.heads, gradient)
 
 
 def _has_other_heads(kernel: Kernel) -> bool:
@@ -236,8 +229,9 @@ def backward(kernel: Kernel, keys: Keys, causal: Causal | None) -> list[Node]:
         query = summed(b, queries)
         key, value = (causal.joined(b, x, keys.key) for x in others)
         rest = []
-    pairs = ((key, "key"), (value, "value"))
-    placed = (keys.placed(b, [x], kernel.given[name])[0] for x, name in pairs)
-    whole = (query, *placed)
+    key, value = (
+        keys.placed(b, x, kernel.given[name]) for x, name in ((key, "key"), (value, "value"))
+    )
+    whole = (query, key, value)
     pairs = zip(whole, first, strict=False)
     return [*(formed(b, x, own.meta["val"]) for x, own in pairs), *rest]

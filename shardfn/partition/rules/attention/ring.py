@@ -32,6 +32,7 @@ from .blocks import (
     Merged,
     attended,
     formed,
+    joined,
     pulled_back,
     shape,
     summed,
@@ -427,7 +428,7 @@ class Ring:
             queries, *others = zip(*found, strict=True)
             of_queries, of_keys = [summed(b, queries)], [[joined(b, x)] for x in others]
         pairs = zip(of_keys, ("key", "value"), strict=True)
-        of_keys = [keys.placed(b, parts, kernel.given[name]) for parts, name in pairs]
+        of_keys = [[keys.placed(b, x, kernel.given[name]) for x in parts] for parts, name in pairs]
         if not before:
             (own,), halves = of_queries, [x for (x,) in of_keys]
         else:
@@ -444,13 +445,10 @@ def of_dtype(x: torch.Tensor, to: torch.dtype) -> torch.Tensor:
     return x.new_empty(x.shape, dtype=to)
 
 
-def joined(b: Builder, parts: Sequence[Node]) -> Node:
-    """Join the rows of some blocks."""
-    return b.call(aten.cat.default, [*parts], QUERIES) if len(parts) > 1 else parts[0]
-
-
 def added(b: Builder, whole: Node, parts: Sequence[Node]) -> Node:
-    """Add to a value what follows each other along its rows, without joining that first."""
+    """Add to a value the parts that together have its rows, each padded with zeros: elementwise, so
+    that a compiler stores the sum alone.
+    """
     start, rows = 0, shape(whole)[QUERIES]
     for part in parts:
         end = start + shape(part)[QUERIES]

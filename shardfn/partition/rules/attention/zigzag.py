@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from ...emission.graph_builder import Builder
-from .blocks import QUERIES, Block, Kernel, Merged, attended, cast, chosen, dtype, shape
+from .blocks import QUERIES, Block, Kernel, Merged, attended, cast, chosen, dtype, joined, shape
 from .gather import Keys
 
 aten = torch.ops.aten
@@ -26,11 +26,6 @@ def chunks(b: Builder, x: Node) -> tuple[Node, Node]:
         b.call(aten.slice.Tensor, x, QUERIES, 0, half),
         b.call(aten.slice.Tensor, x, QUERIES, half, size),
     )
-
-
-def joined(b: Builder, early: Node, late: Node) -> Node:
-    """Put the early and the late chunk of a rank together."""
-    return b.call(aten.cat.default, [early, late], QUERIES)
 
 
 def _blocks(kernel: Kernel, keys: Keys, is_before: Node) -> list[tuple[Kernel, Block]]:
@@ -69,8 +64,8 @@ def merged(kernel: Kernel, keys: Keys, before: Merged, is_before: Node) -> Merge
     rows = _apart(b, other.logsumexp, is_before, float("-inf"))
     early = early.with_block(b, Merged(outs[0], rows[0]))
     late = late.with_block(b, of_late).with_block(b, Merged(outs[1], rows[1]))
-    out = joined(b, early.out, late.out)
-    return Merged(out, joined(b, early.logsumexp, late.logsumexp))
+    out = joined(b, [early.out, late.out])
+    return Merged(out, joined(b, [early.logsumexp, late.logsumexp]))
 
 
 def pulled_back(kernel: Kernel, keys: Keys, is_before: Node) -> list[list[Node]]:
