@@ -16,6 +16,7 @@ from shardfn import P
 from shardfn.compile import recomputed as module
 from shardfn.compile.recomputed import recompute_cheap_values
 from shardfn.ops.placement import AFTER
+from shardfn.schedule import copied
 
 ROWS, WIDTH, INNER = 63, 5, 301
 
@@ -85,6 +86,20 @@ def test_fewer_bytes_live_on_and_the_values_stay(fn: Any, monkeypatch: pytest.Mo
     drawn = [sum("random" in str(node.target) for node in graph.nodes) for graph in (before, after)]
     assert drawn[0] == drawn[1]
     assert fn is not dropping or drawn[0]
+
+
+@pytest.mark.parametrize("fn", [mlp, gated])
+def test_the_peak_is_that_of_the_graph_that_recomputes(fn: Any) -> None:
+    with sf.fake_world(1):
+        graph = lowered(fn, (1,), (P(), P("dp")), *arguments()).program.graph
+    split = module._Split.of(graph)
+    assert split is not None
+    cheapest = split.cheapest()
+    names = {node.name for node in cheapest}
+    made = module._RecomputingGraph(copied(graph), names, len(split.early)).graph
+    *nodes, _ = made.nodes
+    assert split.peak(cheapest) == max(module._alive(nodes)) < max(split.alive)
+    assert split.peak(set()) == max(split.alive)
 
 
 def test_a_program_stays_whose_peak_would_not_fall(monkeypatch: pytest.MonkeyPatch) -> None:
