@@ -266,7 +266,7 @@ def _loop(node: Node) -> int:
     """Return the number of elements over which the loop of an op runs; 0 for an external call."""
     if isinstance(node.target, Loop):
         return 0
-    if _is_elementwise(node) or node.target is aten.cat.default:
+    if _is_elementwise(node):
         return _count(node)
     return max(map(_count, node.all_input_nodes)) if _name(node) in ROWWISE else 0
 

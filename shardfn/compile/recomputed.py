@@ -47,7 +47,7 @@ def recompute_cheap_values(graph: torch.fx.Graph) -> torch.fx.Graph:
         return graph
     recomputed = split.cheapest()
     saving = split.bytes(split.crossing) - split.bytes(split.saved(recomputed))
-    if saving < LEAST_BYTES or split.peak(recomputed) >= max(split.alive):
+    if saving < LEAST_BYTES or max(split.course(recomputed)) >= max(split.alive):
         return graph
     names = {node.name for node in recomputed}
     return _RecomputingGraph(copied(graph), names, len(split.early)).graph
@@ -183,9 +183,9 @@ class _Split:
         needed = [x for node in recomputed for x in node.all_input_nodes]
         return [x for x in (*self.crossing, *needed) if x not in recomputed]
 
-    def peak(self, recomputed: set[torch.fx.Node]) -> int:
-        """Return the most bytes that are alive at once if some values are recomputed where the
-        backward first reads them. What the copies alone read is not stored.
+    def course(self, recomputed: set[torch.fx.Node]) -> list[int]:
+        """Return the bytes that are alive before each node if some values are recomputed where the
+        backward first reads them. A copy that only copies read is not stored.
         """
         half = len(self.early)
         readers: dict[torch.fx.Node, list[int]] = {}  # of a value or its views
@@ -211,7 +211,7 @@ class _Split:
         for x in (after - before) & set(read):
             change[readers[x][-1]] += self.price(x)
             change[read[x]] -= self.price(x)
-        return max(itertools.accumulate(change))
+        return [*itertools.accumulate(change)]
 
     def _candidates(self) -> list[torch.fx.Node]:
         """Return the values that cross, and all that cheap ops compute them from, in order."""

@@ -145,6 +145,23 @@ def test_the_stated_peak_is_what_the_compiled_program_is_seen_to_allocate(name: 
     assert LOW <= lowered.memory.peak / seen <= HIGH
 
 
+def scaled(a: torch.Tensor, b: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return ((a @ b) * s).sum(1), ((a.sin() @ b) * s).sum(1)
+
+
+def joined(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    both = torch.cat([a @ b, a @ c], 1)
+    return both, both.softmax(1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "last"), [(scaled, ()), (joined, (16, 256))], ids=["a scalar of two loops", "a cat"]
+)
+def test_the_stated_peak_is_that_of_inductors_code(fn: Any, last: tuple[int, ...]) -> None:
+    lowered = sf.jit(fn, backend="inductor").lower(R(512, 16), R(16, 256), R(last))
+    assert LOW <= lowered.memory.peak / allocated(lowered) <= HIGH
+
+
 def test_a_chain_of_elementwise_ops_stores_its_end_alone() -> None:
     x = R(7, 5, dtype=torch.float64)
     compiled = sf.jit(lambda x: (x.sin() + 1).square().sum(1)).lower(x)

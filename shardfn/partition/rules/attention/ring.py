@@ -433,9 +433,7 @@ class Ring:
             (own,), halves = of_queries, [x for (x,) in of_keys]
         else:
             own = added(b, before[0], of_queries)
-            rows = sum(shape(x)[QUERIES] for x in of_keys[0])
-            whole = b.call(aten.slice.Tensor, before[1], QUERIES, 0, rows)
-            pairs = zip(halved(b, whole, self.width), of_keys, strict=True)
+            pairs = zip(halved(b, before[1], self.width), of_keys, strict=True)
             halves = [added(b, *pair) for pair in pairs]
         return [own, padded(b, b.call(aten.cat.default, halves, -1), self.full)]
 
